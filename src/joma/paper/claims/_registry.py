@@ -189,7 +189,35 @@ def _stored(variant: Variant) -> float:
 
 _CLAIMS: dict[str, Claim] = {}
 _MODULES = (
-    "theorem1", "values", "softmax", "queries", "theorem2", "isotropic", "critical_points", "superposition", "theorem3", "section4", "contrast", "theorem4", "hierarchy", "cdag", "section7",
+    "theorem1", (
+        "values"
+    ), (
+        "softmax"
+    ), (
+        "queries"
+    ), (
+        "theorem2"
+    ), (
+        "isotropic"
+    ), (
+        "critical_points"
+    ), (
+        "superposition"
+    ), (
+        "theorem3"
+    ), (
+        "section4"
+    ), (
+        "contrast"
+    ), (
+        "theorem4"
+    ), (
+        "hierarchy"
+    ), (
+        "cdag"
+    ), (
+        "section7"
+    ),
     "laws", "final", "optimisers", "folding",
 )  # fmt: skip
 

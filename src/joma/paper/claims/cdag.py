@@ -101,20 +101,37 @@ def _failures_of_signals(limit: float, third: bool = True, constant: float = 1.0
     "CDAG.T1",
     kind=Kind.DRAFT,
     source="multi-layer appendix, Theorem 1",
-    statement="If corr(z_α, σ_j′g_j) > C₁ > 0, corr(z_β, f_k) > C₂ > 0 and |corr(z_α, z_β)| > C₃ > 0, then corr(z_β, g_{j→k}) > C₄ > 0.",
+    statement=(
+        "If corr(z_α, σ_j′g_j) > C₁ > 0, corr(z_β, f_k) > C₂ > 0 and |corr(z_α, z_β)| > C₃ > 0, "
+        "then corr(z_β, g_{j→k}) > C₄ > 0."
+    ),
     tolerance=0.0,
-    measures="share of cases with the premises and without the conclusion: 60,000 sets of signals (with the sharp ones 0.01 beside "
-    "the limit), and all edges that start at w = 0 and pairs of latents while a graph is trained on HBLT data, the premises met "
-    "from the start",
-    condition="a₁ + a₂ + a₃ < π/2, a_i = arccos C_i of normalised correlations, and w_jk(0) = 0 and the premises at all times before "
-    "(for one gradient step from 0: then C₄ = cos(a₁ + a₃) cos(a₁ + a₂ + a₃) ‖z_β‖ ‖f_k‖ ‖u_j‖²)",
-    counterexample="in a plane, at the angles u = 0°, z_α = 40°, z_β = 80°, f_k = 120°: all three correlations are 0.77, yet corr(z_β, u) > 0 and w_jk = corr(f_k, u) < 0, so "
-    "corr(z_β, g_{j→k}) < 0",
+    measures=(
+        "share of cases with the premises and without the conclusion: 60,000 sets of signals (with "
+        "the sharp ones 0.01 beside the limit), and all edges that start at w = 0 and pairs of "
+        "latents while a graph is trained on HBLT data, the premises met from the start"
+    ),
+    condition=(
+        "a₁ + a₂ + a₃ < π/2, a_i = arccos C_i of normalised correlations, and w_jk(0) = 0 and the "
+        "premises at all times before (for one gradient step from 0: then C₄ = cos(a₁ + a₃) cos(a₁ "
+        "+ a₂ + a₃) ‖z_β‖ ‖f_k‖ ‖u_j‖²)"
+    ),
+    counterexample=(
+        "in a plane, at the angles u = 0°, z_α = 40°, z_β = 80°, f_k = 120°: all three "
+        "correlations are 0.77, yet corr(z_β, u) > 0 and w_jk = corr(f_k, u) < 0, so corr(z_β, "
+        "g_{j→k}) < 0"
+    ),
     control="the sum of angles < π/2 + 0.02, just beyond the condition",
-    derivation="With u = σ_j′g_j, corr(z_β, g_{j→k}) = w_jk⟨z_β, u⟩ and w_jk = ∫⟨f_k, u⟩dt. Angles add at most: ∠(z_β, u) ≤ a₁ + a₃ and "
-    "∠(f_k, u) ≤ a₁ + a₂ + a₃, with equality in a plane; both below π/2 give both factors one sign, and beyond π/2 a plane has a counter-example.",
+    derivation=(
+        "With u = σ_j′g_j, corr(z_β, g_{j→k}) = w_jk⟨z_β, u⟩ and w_jk = ∫⟨f_k, u⟩dt. Angles add at "
+        "most: ∠(z_β, u) ≤ a₁ + a₃ and ∠(f_k, u) ≤ a₁ + a₂ + a₃, with equality in a plane; both "
+        "below π/2 give both factors one sign, and beyond π/2 a plane has a counter-example."
+    ),
     paper_formula=r"$C_1,C_2,C_3>0\;\Rightarrow\;\mathrm{corr}(z_\beta,g_{j\to k})>C_4>0$",
-    corrected_formula=r"$\arccos C_1+\arccos C_2+\arccos C_3<\tfrac\pi2,\;w_{jk}(0)=0\;\Rightarrow\;\mathrm{corr}(z_\beta,g_{j\to k})>0$",
+    corrected_formula=(
+        r"$\arccos C_1+\arccos C_2+\arccos "
+        r"C_3<\tfrac\pi2,\;w_{jk}(0)=0\;\Rightarrow\;\mathrm{corr}(z_\beta,g_{j\to k})>0$"
+    ),
     mutants={
         "π/2 × 1.01": "the limit moved by 1 %",
         "two angles": "arccos C₁ + arccos C₂ < π/2, without the third",
@@ -134,20 +151,42 @@ def cdag_t1(variant: Variant) -> Iterator[float]:
     "CDAG.recursion",
     kind=Kind.DRAFT,
     source="multi-layer appendix, after Theorem 1",
-    statement="From corr(z_β, f_k) > C₂ and corr(z_β, g_k) > C₄ it follows that corr(z_β, σ_k′g_k) is also large, and the recursion continues.",
+    statement=(
+        "From corr(z_β, f_k) > C₂ and corr(z_β, g_k) > C₄ it follows that corr(z_β, σ_k′g_k) is "
+        "also large, and the recursion continues."
+    ),
     tolerance=0.0,
-    measures="share of 60,000 draws (8 samples; ReLU, leaky ReLU and linear nodes; the sharp ones among them) with the premises and corr(z_β, σ_k′g_k) ≤ 0",
-    condition="corr(z_β, g_k) > r Σ_i |z_β g_k| with r = (max σ′ − min σ′)/(max σ′ + min σ′): always for linear nodes, never for ReLU",
-    counterexample="a ReLU node that is on for the samples with z_β g_k < 0 and off for the others: σ_k′g_k keeps only what is against z_β",
+    measures=(
+        "share of 60,000 draws (8 samples; ReLU, leaky ReLU and linear nodes; the sharp ones among "
+        "them) with the premises and corr(z_β, σ_k′g_k) ≤ 0"
+    ),
+    condition=(
+        "corr(z_β, g_k) > r Σ_i |z_β g_k| with r = (max σ′ − min σ′)/(max σ′ + min σ′): always for "
+        "linear nodes, never for ReLU"
+    ),
+    counterexample=(
+        "a ReLU node that is on for the samples with z_β g_k < 0 and off for the others: σ_k′g_k "
+        "keeps only what is against z_β"
+    ),
     control="corr(z_β, g_k) > 0.9 r Σ_i |z_β g_k|",
     mutants={
         "0.99 r": "the sharp factor moved by 1 %",
         "no factor": "the condition dropped for leaky nodes",
     },
-    derivation="Write σ′ = s + d with s the middle of its range and |d| ≤ rs. Then ⟨z, σ′g⟩ ≥ s⟨z, g⟩ − rs Σ|z g|, with equality when "
-    "the slope is smallest where z g > 0 and largest where z g < 0.",
-    paper_formula=r"$\mathrm{corr}(z_\beta,f_k)>C_2,\;\mathrm{corr}(z_\beta,g_k)>C_4\;\Rightarrow\;\mathrm{corr}(z_\beta,\sigma_k'g_k)>0$",
-    corrected_formula=r"$\frac{\mathrm{corr}(z_\beta,g_k)}{\sum_i|z_\beta g_k|}>\frac{\max\sigma'-\min\sigma'}{\max\sigma'+\min\sigma'}\;\Rightarrow\;\mathrm{corr}(z_\beta,\sigma_k'g_k)>0$",
+    derivation=(
+        "Write σ′ = s + d with s the middle of its range and |d| ≤ rs. Then ⟨z, σ′g⟩ ≥ s⟨z, g⟩ − "
+        "rs Σ|z g|, with equality when the slope is smallest where z g > 0 and largest where z g < "
+        "0."
+    ),
+    paper_formula=(
+        r"$\mathrm{corr}(z_\beta,f_k)>C_2,\;\mathrm{corr}(z_\beta,g_k)>C_4\;\Rightarrow\;"
+        r"\mathrm{corr}(z_\beta,\sigma_k'g_k)>0$"
+    ),
+    corrected_formula=(
+        r"$\frac{\mathrm{corr}(z_\beta,g_k)}{\sum_i|z_\beta "
+        r"g_k|}>\frac{\max\sigma'-\min\sigma'}{\max\sigma'+\min\sigma'}\;\Rightarrow\;"
+        r"\mathrm{corr}(z_\beta,\sigma_k'g_k)>0$"
+    ),
 )
 def cdag_recursion(variant: Variant) -> float:
     """The step from g_k to σ′g_k."""
@@ -193,16 +232,32 @@ def _two_points(sigma: str, x: Array, p: float, t_end: float, gradient: float) -
     "CDAG.E3",
     kind=Kind.DRAFT,
     source="multi-layer appendix, Eqn. 3",
-    statement="With E[g_j|z_α = 1] ≈ 1, E[g_j|z_α = 0] ≈ −1, w_j(0) = 0 and some additional condition, Eqn. 2 can be integrated and f_j → z_α.",
+    statement=(
+        "With E[g_j|z_α = 1] ≈ 1, E[g_j|z_α = 0] ≈ −1, w_j(0) = 0 and some additional condition, "
+        "Eqn. 2 can be integrated and f_j → z_α."
+    ),
     tolerance=1e-3,
-    measures="max(|f_j(x₊) − 1|, |f_j(x₋)|) at t = 10⁵ for a sigmoid, over three pairs of inputs with inner products −0.3, 0 and 0.8 and P[z_α = 1] = 0.3, 0.7",
-    remark="The additional condition that the text asks for without naming it: σ_j saturates at 0 and 1 (a sigmoid) and x₊, x₋ are linearly independent. A linear node grows without limit, "
-    "in the right direction at all only if P[1]‖x₊‖² > P[0]x₊ᵀx₋ and P[0]‖x₋‖² > P[1]x₊ᵀx₋",
-    paper_formula=r"$\dot w_j$ of Eqn. 3 and “some additional condition” $\Rightarrow f_j\to z_\alpha$",
-    corrected_formula=r"$\sigma_j$ from 0 to 1, and $x_+,x_-$ linearly independent $\Rightarrow f_j\to z_\alpha$",
+    measures=(
+        "max(|f_j(x₊) − 1|, |f_j(x₋)|) at t = 10⁵ for a sigmoid, over three pairs of inputs with "
+        "inner products −0.3, 0 and 0.8 and P[z_α = 1] = 0.3, 0.7"
+    ),
+    remark=(
+        "The additional condition that the text asks for without naming it: σ_j saturates at 0 and "
+        "1 (a sigmoid) and x₊, x₋ are linearly independent. A linear node grows without limit, in "
+        "the right direction at all only if P[1]‖x₊‖² > P[0]x₊ᵀx₋ and P[0]‖x₋‖² > P[1]x₊ᵀx₋"
+    ),
+    paper_formula=(
+        r"$\dot w_j$ of Eqn. 3 and “some additional condition” $\Rightarrow f_j\to z_\alpha$"
+    ),
+    corrected_formula=(
+        r"$\sigma_j$ from 0 to 1, and $x_+,x_-$ linearly independent $\Rightarrow f_j\to z_\alpha$"
+    ),
     control="a sigmoid, and x₋ = ½x₊",
-    derivation="Eqn. 3 ascends P[1]σ(wᵀx₊) − P[0]σ(wᵀx₋), which has no stationary point when x₊ and x₋ are independent; as either term "
-    "saturates its rate dies out and the other one takes over, until both do.",
+    derivation=(
+        "Eqn. 3 ascends P[1]σ(wᵀx₊) − P[0]σ(wᵀx₋), which has no stationary point when x₊ and x₋ "
+        "are independent; as either term saturates its rate dies out and the other one takes over, "
+        "until both do."
+    ),
     mutants={
         "a linear node": "the condition on σ dropped",
         "E[g|0] = +1": "the sign of the gradient at z_α = 0",

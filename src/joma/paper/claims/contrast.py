@@ -65,11 +65,16 @@ def _stay_down(curves: Array) -> float:
     source="Abstract, Sections 1 and 3.1: linear activations",
     statement="With linear activation attention becomes sparse during training (and stays so).",
     tolerance=0.0,
-    measures="largest of 0.1 − dip/start (entropy does not fall) and rebound/dip − 0.2 (it comes back), over twelve flows under Assumption 1: uneven inputs, exp and softmax attention, six "
-    "seeds, until the blow-up or t = 300",
-    remark="Checked from a small start. It takes both linearity and Assumption 1: towards finite targets (squared "
-    "loss) linear nodes bounce too, and under Assumption 1 nonlinear nodes with a large bias can "
-    "(S4.nonlinear_bounce, `joma reproduce contrast`)",
+    measures=(
+        "largest of 0.1 − dip/start (entropy does not fall) and rebound/dip − 0.2 (it comes back), "
+        "over twelve flows under Assumption 1: uneven inputs, exp and softmax attention, six "
+        "seeds, until the blow-up or t = 300"
+    ),
+    remark=(
+        "Checked from a small start. It takes both linearity and Assumption 1: towards finite "
+        "targets (squared loss) linear nodes bounce too, and under Assumption 1 nonlinear nodes "
+        "with a large bias can (S4.nonlinear_bounce, `joma reproduce contrast`)"
+    ),
     control="linear nodes whose gradients move towards finite targets",
     mutants={"attention held": "z as it was at the start"},
 )
@@ -85,13 +90,15 @@ def s4_linear_sparse(variant: Variant) -> Iterator[float]:
 
 # of one node, with x̄₋ = 0 and all the weight on two components: what S4.finite_target derives
 _FINITE_TARGET = (
-    r"With $\xi>0$ held, as in the proof of Theorem 3, $\mathbb E[g\varphi]$ along $v=s\hat x_+$ rises at small $s$ and "
-    r"falls at large $s$ iff $a_+F(D)<a_-F(0)$: a finite target $s\propto\xi$, which tokens reach one after the other "
-    r"(S4.finite_target). For linear $\varphi$ it rises for ever, and one token takes all."
+    r"With $\xi>0$ held, as in the proof of Theorem 3, $\mathbb E[g\varphi]$ along $v=s\hat x_+$ "
+    r"rises at small $s$ and falls at large $s$ iff $a_+F(D)<a_-F(0)$: a finite target "
+    r"$s\propto\xi$, which tokens reach one after the other (S4.finite_target). For linear "
+    r"$\varphi$ it rises for ever, and one token takes all."
 )
 _FROM_A_SMALL_START = (
-    r" From a small start $E=\mathbb E[gh]$ is soon positive, or the node dies: by S4.convex the weights then grow ever "
-    r"faster, on one token or on a committee (S4.committee), and nothing stops for the others to catch up."
+    r" From a small start $E=\mathbb E[gh]$ is soon positive, or the node dies: by S4.convex the "
+    r"weights then grow ever faster, on one token or on a committee (S4.committee), and nothing "
+    r"stops for the others to catch up."
 )
 
 
@@ -112,17 +119,26 @@ def _mixture_curves(activation: str, ratio: float, bias: float, held: bool = Fal
     source="Abstract, Sections 1, 4 and 5: nonlinear activations",
     statement="With nonlinear activations attention first becomes sparse and then dense again.",
     tolerance=0.5,
-    measures="share of flows whose attention entropy does not fall by a tenth of its start and come back by a fifth of "
-    "that: ReLU and GELU nodes, twelve draws each of Theorem 3's setting with attention put back, 60 + 60 samples of "
-    "N(x̄₊, I) and N(0, I), ‖x̄₊‖ = 1, M = 10, fixed gradients with a₊ = 0.2 and a₋ = 0.8, exp attention, until t = 20; "
-    "from a small start with ξ(0) = 0 (printed) and with ξ(0) = 100 (condition)",
-    condition="weights with large finite targets. Under fixed gradients and exp attention these take a large bias and "
-    "a₊F(D) < a₋F(0) (S4.finite_target); from a small start no flow that was checked comes back. Under a loss with a "
-    "finite minimum linear nodes have finite targets too, and come back as well (`joma reproduce contrast`)",
+    measures=(
+        "share of flows whose attention entropy does not fall by a tenth of its start and come "
+        "back by a fifth of that: ReLU and GELU nodes, twelve draws each of Theorem 3's setting "
+        "with attention put back, 60 + 60 samples of N(x̄₊, I) and N(0, I), ‖x̄₊‖ = 1, M = 10, fixed "
+        "gradients with a₊ = 0.2 and a₋ = 0.8, exp attention, until t = 20; from a small start "
+        "with ξ(0) = 0 (printed) and with ξ(0) = 100 (condition)"
+    ),
+    condition=(
+        "weights with large finite targets. Under fixed gradients and exp attention these take a "
+        "large bias and a₊F(D) < a₋F(0) (S4.finite_target); from a small start no flow that was "
+        "checked comes back. Under a loss with a finite minimum linear nodes have finite targets "
+        "too, and come back as well (`joma reproduce contrast`)"
+    ),
     control="linear nodes under the condition",
-    counterexample="the same samples and gradients with ξ(0) = 0, from a small start: ReLU nodes die, or all attention "
-    "goes to a few tokens and stays there. With ξ(0) = 100 the contrast is there: on one draw entropy goes 2.30 → 1.27 → "
-    "2.12 nats with a ReLU node, and to 0.00 with a linear one",
+    counterexample=(
+        "the same samples and gradients with ξ(0) = 0, from a small start: ReLU nodes die, or all "
+        "attention goes to a few tokens and stays there. With ξ(0) = 100 the contrast is there: on "
+        "one draw entropy goes 2.30 → 1.27 → 2.12 nats with a ReLU node, and to 0.00 with a linear "
+        "one"
+    ),
     derivation=_FINITE_TARGET + _FROM_A_SMALL_START,
     paper_formula=r"nonlinear $\varphi$: sparse, then dense",
     corrected_formula=r"finite targets $v^*$ with $\|v^*\|$ large: sparse, then dense",
@@ -145,22 +161,33 @@ def s4_nonlinear_bounce(variant: Variant) -> Iterator[float]:
     "S4.rank_nodes",
     kind=Kind.UNSAID,
     source="Section 4, relationship with the rank of the lower MLP layer, for the nodes themselves",
-    statement="The rank of the lower layer first drops and then bounces back, with nonlinear nodes.",
+    statement=(
+        "The rank of the lower layer first drops and then bounces back, with nonlinear nodes."
+    ),
     tolerance=0.5,
-    measures="share of flows whose stable rank of V does not fall by a tenth of its start and come back by a fifth of "
-    "that: ReLU and GELU nodes on uneven inputs, exp attention, from a small start, six seeds each; under fixed "
-    "gradients (printed); towards targets of scale 32 (condition)",
-    condition="weights with large finite targets. Checked for those of a squared loss, y = φ(32 (x − x̄)B), under exp "
-    "attention and from a small start; there linear nodes bounce too. Several nodes with large biases under fixed "
-    "gradients were not checked",
+    measures=(
+        "share of flows whose stable rank of V does not fall by a tenth of its start and come back "
+        "by a fifth of that: ReLU and GELU nodes on uneven inputs, exp attention, from a small "
+        "start, six seeds each; under fixed gradients (printed); towards targets of scale 32 "
+        "(condition)"
+    ),
+    condition=(
+        "weights with large finite targets. Checked for those of a squared loss, y = φ(32 (x − "
+        "x̄)B), under exp attention and from a small start; there linear nodes bounce too. Several "
+        "nodes with large biases under fixed gradients were not checked"
+    ),
     control="linear nodes under fixed gradients",
-    counterexample="uneven inputs, gradients as at the start and held, exp attention, from a small start: the stable "
-    "rank of V falls towards 1 and stays there, with linear, ReLU and GELU nodes",
+    counterexample=(
+        "uneven inputs, gradients as at the start and held, exp attention, from a small start: the "
+        "stable rank of V falls towards 1 and stays there, with linear, ReLU and GELU nodes"
+    ),
     paper_formula=r"$\mathrm{rank}(W)$ drops, then bounces back",
     corrected_formula=r"the same, where $v$ has finite targets",
-    derivation=r"With $g$ held and a small start $E=\sum_k\mathbb E[g_kh_k]$ is soon positive, and the weights grow ever "
-    r"faster (S4.convex) on few tokens: $V$ has few rows that count. From a large bias a node may have a finite target "
-    r"(S4.finite_target).",
+    derivation=(
+        r"With $g$ held and a small start $E=\sum_k\mathbb E[g_kh_k]$ is soon positive, and the "
+        r"weights grow ever faster (S4.convex) on few tokens: $V$ has few rows that count. From a "
+        r"large bias a node may have a finite target (S4.finite_target)."
+    ),
     mutants={"fixed gradients": "the condition dropped"},
 )
 def s4_rank_nodes(variant: Variant) -> Iterator[float]:
@@ -188,17 +215,29 @@ def _slope_ratio(family: Radial, separation: float, s: float) -> float:
     "S4.finite_target",
     kind=Kind.EXTENSION,
     source="Theorem 3 with two components, its proof's ξ held",
-    statement="A ReLU node with ξ > 0 held, x̄₋ = 0 and a₋ > 0 has a finite target along x̄₊, v* = s*x̂₊ with s* ∝ ξ, if and only if a₊F(D) < a₋F(0).",
+    statement=(
+        "A ReLU node with ξ > 0 held, x̄₋ = 0 and a₋ > 0 has a finite target along x̄₊, v* = s*x̂₊ "
+        "with s* ∝ ξ, if and only if a₊F(D) < a₋F(0)."
+    ),
     tolerance=1e-5,
-    measures="relative error of F(D)/F(0) as the a₋/a₊ from which the slope of E[gφ] along x̄₊ becomes negative "
-    "somewhere, by quadrature over v = s x̂₊ with s/ξ from 0.01 to 10⁷; and relative error of s*(3ξ) = 3 s*(ξ), of v̇ = 0 "
-    "there and its sign on both sides; Gaussian, Student-t (ν = 3), Laplace and uniform ball in R³, D = 0.5, 1 and 2",
-    remark="For unimodal marginals, which every isotropic law in three dimensions and more has. A linear node has no "
-    "finite target: the slope is a₊D. With ξ moving, the target moves with it, and attention comes back until ξ is small",
+    measures=(
+        "relative error of F(D)/F(0) as the a₋/a₊ from which the slope of E[gφ] along x̄₊ becomes "
+        "negative somewhere, by quadrature over v = s x̂₊ with s/ξ from 0.01 to 10⁷; and relative "
+        "error of s*(3ξ) = 3 s*(ξ), of v̇ = 0 there and its sign on both sides; Gaussian, Student-t "
+        "(ν = 3), Laplace and uniform ball in R³, D = 0.5, 1 and 2"
+    ),
+    remark=(
+        "For unimodal marginals, which every isotropic law in three dimensions and more has. A "
+        "linear node has no finite target: the slope is a₊D. With ξ moving, the target moves with "
+        "it, and attention comes back until ξ is small"
+    ),
     control="F(D) of a linear node, D",
-    derivation=r"With $u=\xi/s$ the slope is $h(u)=a_+[\theta_2(D+u)+D\theta_1(D+u)]-a_-\theta_2(u)$. $h(\infty)=a_+D>0$, "
-    r"$h(0)=a_+F(D)-a_-F(0)$, and $h'(u)=u[a_-p(u)-a_+p(D+u)]>0$ for $a_-\ge a_+$: one zero iff $h(0)<0$. For $a_-<a_+$, "
-    r"$h>0$, since $\theta_2(D+u)+D\theta_1(D+u)\ge\theta_2(u)$.",
+    derivation=(
+        r"With $u=\xi/s$ the slope is $h(u)=a_+[\theta_2(D+u)+D\theta_1(D+u)]-a_-\theta_2(u)$. "
+        r"$h(\infty)=a_+D>0$, $h(0)=a_+F(D)-a_-F(0)$, and $h'(u)=u[a_-p(u)-a_+p(D+u)]>0$ for "
+        r"$a_-\ge a_+$: one zero iff $h(0)<0$. For $a_-<a_+$, $h>0$, since "
+        r"$\theta_2(D+u)+D\theta_1(D+u)\ge\theta_2(u)$."
+    ),
     paper_formula=r"“critical point due to nonlinearity” (slides), without a condition on $a_\pm$",
     corrected_formula=r"$a_+F(D)<a_-F(0)$",
     terms=("F(D)", "F(0)"),
@@ -270,17 +309,28 @@ def _grows(mixture: Mixture, v: Array) -> bool:
     "S4.committee",
     kind=Kind.EXTENSION,
     source="Section 4, a₋ > a₊: Theorem 3's setting with attention put back, without a bias",
-    statement="Under fixed gradients a set S of tokens grows together from some state if and only if a₊F(‖x̄_S‖) > a₋F(0); with |x̄_l| small enough that no single token does, a committee does.",
+    statement=(
+        "Under fixed gradients a set S of tokens grows together from some state if and only if "
+        "a₊F(‖x̄_S‖) > a₋F(0); with |x̄_l| small enough that no single token does, a committee does."
+    ),
     tolerance=0.0,
-    measures="share of predictions that are wrong: sets of 1 to 6 tokens with unequal x̄_l, a₋/a₊ 0.5 % below and above "
-    "F(‖x̄_S‖)/F(0); a ReLU node without a bias, exp attention, the population's joint flow from v ∥ x̄_S and from three "
-    "random directions (S grows if one of them does), and of every token alone; Gaussian, Student-t (ν = 3) and Laplace",
-    remark="In a blow-up ‖w‖ → ∞ while ξ stays finite, so that the condition holds for moving biases too. Where "
-    "a₊F(|x̄_l|) > a₋F(0) for one token, it can take all, as with linear nodes",
+    measures=(
+        "share of predictions that are wrong: sets of 1 to 6 tokens with unequal x̄_l, a₋/a₊ 0.5 % "
+        "below and above F(‖x̄_S‖)/F(0); a ReLU node without a bias, exp attention, the "
+        "population's joint flow from v ∥ x̄_S and from three random directions (S grows if one of "
+        "them does), and of every token alone; Gaussian, Student-t (ν = 3) and Laplace"
+    ),
+    remark=(
+        "In a blow-up ‖w‖ → ∞ while ξ stays finite, so that the condition holds for moving biases "
+        "too. Where a₊F(|x̄_l|) > a₋F(0) for one token, it can take all, as with linear nodes"
+    ),
     control="the mean of |x̄_l| in the place of the norm",
-    derivation=r"With $w=e^z\circ v$ supported on $S$ and $\xi=0$, $\tfrac12\frac{d}{dt}\|v\|^2=E=\|w\|\,[a_+F(\hat w\cdot"
-    r"\bar x)-a_-F(0)]$, largest at $\hat w\parallel\bar x_S$ since $F$ grows; $\dot E\ge0$ (S4.convex), so what grows once "
-    r"grows on.",
+    derivation=(
+        r"With $w=e^z\circ v$ supported on $S$ and $\xi=0$, "
+        r"$\tfrac12\frac{d}{dt}\|v\|^2=E=\|w\|\,[a_+F(\hat w\cdot\bar x)-a_-F(0)]$, largest at "
+        r"$\hat w\parallel\bar x_S$ since $F$ grows; $\dot E\ge0$ (S4.convex), so what grows once "
+        r"grows on."
+    ),
     paper_formula=r"$a_->a_+$ is considered, and which tokens grow then is not said",
     corrected_formula=r"$a_+F(\|\bar x_S\|)>a_-F(0)$",
     terms=("F(‖x̄_S‖)",),
@@ -326,16 +376,31 @@ def _single_tokens(family: Radial, means: Array, ratio: float, variant: Variant)
     "S4.convex",
     kind=Kind.EXTENSION,
     source="Section 4, Assumption 1 with a homogeneous activation",
-    statement="With fixed gradients and homogeneous nodes ½(‖V‖² + ‖ξ‖²) is convex in time: its derivative is E = Σ_k E[g_k h_k], and Ė = ‖v̇‖² + ‖ξ̇‖² + ‖ż‖² ≥ 0, under any attention.",
+    statement=(
+        "With fixed gradients and homogeneous nodes ½(‖V‖² + ‖ξ‖²) is convex in time: its "
+        "derivative is E = Σ_k E[g_k h_k], and Ė = ‖v̇‖² + ‖ξ̇‖² + ‖ż‖² ≥ 0, under any attention."
+    ),
     tolerance=1e-6,
-    measures="relative error of both identities, the first from the velocities and the second by central differences along the flow, at 36 random states: linear, ReLU and leaky ReLU nodes; "
-    "linear, exp and softmax attention",
-    remark="Once E > 0, all weights together grow for ever. While E < 0 they shrink, and V may grow at the expense of ξ "
-    "and come to rest at a target that is finite (S4.finite_target): from a large bias attention comes back under Assumption 1 "
-    "(S4.nonlinear_bounce)",
+    measures=(
+        "relative error of both identities, the first from the velocities and the second by "
+        "central differences along the flow, at 36 random states: linear, ReLU and leaky ReLU "
+        "nodes; linear, exp and softmax attention"
+    ),
+    remark=(
+        "Once E > 0, all weights together grow for ever. While E < 0 they shrink, and V may grow "
+        "at the expense of ξ and come to rest at a target that is finite (S4.finite_target): from "
+        "a large bias attention comes back under Assumption 1 (S4.nonlinear_bounce)"
+    ),
     control="cross-entropy, whose gradients move",
-    derivation=r"$h_k=\varphi(v_k^\top b+\xi_k)$ is homogeneous of degree one in $(v_k,\xi_k)$: Euler gives $v\cdot\dot v+\xi\cdot\dot\xi=E$; the flow is $\nabla E$, so $\dot E=\|\nabla E\|^2$.",
-    paper_formula="Assumption 1 and a homogeneous $\\varphi$ are assumed together; what that does to the size of the weights is not said",
+    derivation=(
+        r"$h_k=\varphi(v_k^\top b+\xi_k)$ is homogeneous of degree one in $(v_k,\xi_k)$: Euler "
+        r"gives $v\cdot\dot v+\xi\cdot\dot\xi=E$; the flow is $\nabla E$, so $\dot E=\|\nabla "
+        r"E\|^2$."
+    ),
+    paper_formula=(
+        "Assumption 1 and a homogeneous $\\varphi$ are assumed together; what that does to the "
+        "size of the weights is not said"
+    ),
     corrected_formula=r"$\tfrac12\frac{d}{dt}(\|V\|^2+\|\xi\|^2)=E,\quad \dot E=\|\nabla E\|^2$",
     terms=("E", "‖ż‖²"),
     mutants={"GELU": "an activation that is not homogeneous", "without ξ": "½‖V‖² alone"},

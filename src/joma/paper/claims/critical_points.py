@@ -30,14 +30,26 @@ from joma.theory.setting import Array
     source="Eqn. 56",
     statement="At a critical point of two components F(r₊)/F(r₋) = θ₁(r₊)/θ₁(r₋) = a₋/a₊.",
     tolerance=1e-8,
-    measures="largest relative error of the two ratios at the critical points of L4: six (n, ν, a, slopes), weights of either sign, ‖v‖ = 0.5, 1, 2",
+    measures=(
+        "largest relative error of the two ratios at the critical points of L4: six (n, ν, a, "
+        "slopes), weights of either sign, ‖v‖ = 0.5, 1, 2"
+    ),
     correction="the same with ρ_± = r_±/‖v‖",
-    counterexample="as for Lemma 4: where (v, ξ) is critical, so is (2v, 2ξ), but not both can fulfil a condition on r = v·x̄ + ξ",
+    counterexample=(
+        "as for Lemma 4: where (v, ξ) is critical, so is (2v, 2ξ), but not both can fulfil a "
+        "condition on r = v·x̄ + ξ"
+    ),
     control="a₊/a₋ on the right",
     paper_formula=r"$\frac{F(r_+)}{F(r_-)}=\frac{\theta_1(r_+)}{\theta_1(r_-)}=\frac{a_-}{a_+}$",
-    corrected_formula=r"$\frac{F(\rho_+)}{F(\rho_-)}=\frac{\theta_1(\rho_+)}{\theta_1(\rho_-)}=\frac{a_-}{a_+},\quad\rho_\pm=r_\pm/\|v\|$",
-    derivation=r"$\dot\xi=a_+\theta_1(\rho_+)-a_-\theta_1(\rho_-)=0$ and Lemma 4, corrected. The field is 0-homogeneous in $(v,\xi)$, so critical "
-    r"points are rays; in $r$ the condition would pick single points of them.",
+    corrected_formula=(
+        r"$\frac{F(\rho_+)}{F(\rho_-)}=\frac{\theta_1(\rho_+)}{\theta_1(\rho_-)}=\frac{a_-}{a_+},"
+        r"\quad\rho_\pm=r_\pm/\|v\|$"
+    ),
+    derivation=(
+        r"$\dot\xi=a_+\theta_1(\rho_+)-a_-\theta_1(\rho_-)=0$ and Lemma 4, corrected. The field is "
+        r"0-homogeneous in $(v,\xi)$, so critical points are rays; in $r$ the condition would pick "
+        r"single points of them."
+    ),
     terms=("F ratio", "θ₁ ratio", "ρ"),
 )
 def e56(variant: Variant) -> Iterator[float]:
@@ -61,18 +73,34 @@ def e56(variant: Variant) -> Iterator[float]:
     source="Eqn. 56, “sufficient and necessary”",
     statement="Every (v, ξ) that fulfils Eqn. 56 is a critical point.",
     tolerance=1e-8,
-    measures="largest |v̇|, |ξ̇| over a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖ where Eqn. 56 holds at ‖v‖ = 1, with centres 1.2 |ρ₊ − ρ₋| apart (the corrected "
-    "statement: |ρ₊ − ρ₋| apart); Student-t, four (n, ν, a)",
-    correction="needed besides: v ∥ x̄₊ − x̄₋ and ‖x̄₊ − x̄₋‖ = |ρ₊ − ρ₋|. So critical rays exist at one separation of the centres per pair "
-    "(ρ₊, ρ₋); for Student-t, ν = 3, a₋/a₊ = 1.5 at 0.43174",
-    counterexample="Student-t in R³, ν = 3, a = (0.4, −0.6), ρ₊ = −0.23199, ρ₋ = −0.66373 solve Eqn. 56. Take centres 1.2 × 0.43174 apart and v with these "
-    "two distances: v̇ has a component of 0.46 a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖",
+    measures=(
+        "largest |v̇|, |ξ̇| over a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖ where Eqn. 56 holds at ‖v‖ = 1, with centres 1.2 "
+        "|ρ₊ − ρ₋| apart (the corrected statement: |ρ₊ − ρ₋| apart); Student-t, four (n, ν, a)"
+    ),
+    correction=(
+        "needed besides: v ∥ x̄₊ − x̄₋ and ‖x̄₊ − x̄₋‖ = |ρ₊ − ρ₋|. So critical rays exist at one "
+        "separation of the centres per pair (ρ₊, ρ₋); for Student-t, ν = 3, a₋/a₊ = 1.5 at 0.43174"
+    ),
+    counterexample=(
+        "Student-t in R³, ν = 3, a = (0.4, −0.6), ρ₊ = −0.23199, ρ₋ = −0.66373 solve Eqn. 56. Take "
+        "centres 1.2 × 0.43174 apart and v with these two distances: v̇ has a component of 0.46 "
+        "a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖"
+    ),
     control="v ∥ x̄₊ − x̄₋ and ξ̇ = 0, without the condition on the separation",
-    paper_formula=r"$(v,\xi)$ is critical $\iff\frac{F(r_+)}{F(r_-)}=\frac{\theta_1(r_+)}{\theta_1(r_-)}=\frac{a_-}{a_+}$",
-    corrected_formula=r"$(v,\xi)$ is critical $\iff$ the same in $\rho_\pm$, and $v\parallel\bar x_+-\bar x_-$, and "
-    r"$\|\bar x_+-\bar x_-\|=|\rho_+-\rho_-|$ (for a node that is alive)",
-    derivation=r"With $\dot\xi=0$: $\dot v=a_+\theta_1(\rho_+)(\bar x_+-\bar x_-)+[a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)]\hat v$, and the bracket is "
-    r"$-a_+\theta_1(\rho_+)(\rho_+-\rho_-)$ by Eqn. 56. So $\dot v=0$ iff $\bar x_+-\bar x_-=(\rho_+-\rho_-)\hat v$.",
+    paper_formula=(
+        r"$(v,\xi)$ is critical $\iff\frac{F(r_+)}{F(r_-)}=\frac{\theta_1(r_+)}{\theta_1(r_-)}="
+        r"\frac{a_-}{a_+}$"
+    ),
+    corrected_formula=(
+        r"$(v,\xi)$ is critical $\iff$ the same in $\rho_\pm$, and $v\parallel\bar x_+-\bar x_-$, "
+        r"and $\|\bar x_+-\bar x_-\|=|\rho_+-\rho_-|$ (for a node that is alive)"
+    ),
+    derivation=(
+        r"With $\dot\xi=0$: $\dot v=a_+\theta_1(\rho_+)(\bar x_+-\bar "
+        r"x_-)+[a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)]\hat v$, and the bracket is "
+        r"$-a_+\theta_1(\rho_+)(\rho_+-\rho_-)$ by Eqn. 56. So $\dot v=0$ iff $\bar x_+-\bar "
+        r"x_-=(\rho_+-\rho_-)\hat v$."
+    ),
     terms=("separation",),
     mutants={
         "v at 1°": "v one degree off the line of the centres, the distances kept",
@@ -123,15 +151,27 @@ def e56_sufficiency(variant: Variant) -> Iterator[float]:
     root="inverse",
     kind=Kind.WRONG,
     source="after Eqn. 57",
-    statement="With G(y) = F(θ₁⁻¹(y)), y₊ := θ₁⁻¹(r₊) and y₋ := θ₁⁻¹(r₋) give G(y) = F(r), and Eqn. 56 reads G(y₊)/G(y₋) = y₊/y₋.",
+    statement=(
+        "With G(y) = F(θ₁⁻¹(y)), y₊ := θ₁⁻¹(r₊) and y₋ := θ₁⁻¹(r₋) give G(y) = F(r), and Eqn. 56 "
+        "reads G(y₊)/G(y₋) = y₊/y₋."
+    ),
     tolerance=1e-10,
-    measures="largest |G(y) − F(r)|/F(r), three families, r between 0.05 and 0.95 (where the printed θ₁⁻¹(r) has a value at all)",
+    measures=(
+        "largest |G(y) − F(r)|/F(r), three families, r between 0.05 and 0.95 (where the printed "
+        "θ₁⁻¹(r) has a value at all)"
+    ),
     correction="y₊ := θ₁(r₊), y₋ := θ₁(r₋)",
-    counterexample="Gaussian, r = 0.5: θ₁⁻¹(0.5) = 0, where G has no value; θ₁(0.5) = 0.69 and G(0.69) = F(0.5)",
+    counterexample=(
+        "Gaussian, r = 0.5: θ₁⁻¹(0.5) = 0, where G has no value; θ₁(0.5) = 0.69 and G(0.69) = "
+        "F(0.5)"
+    ),
     control="y = 1 − θ₁(r)",
     paper_formula=r"$y_+:=\theta_1^{-1}(r_+),\quad y_-:=\theta_1^{-1}(r_-)$",
     corrected_formula=r"$y_+:=\theta_1(r_+),\quad y_-:=\theta_1(r_-)$",
-    derivation=r"$G(y)=F(\theta_1^{-1}(y))=F(r)$ iff $y=\theta_1(r)$; a distance $r\in\mathbb R$ is no argument of $\theta_1^{-1}:(0,1)\to\mathbb R$.",
+    derivation=(
+        r"$G(y)=F(\theta_1^{-1}(y))=F(r)$ iff $y=\theta_1(r)$; a distance $r\in\mathbb R$ is no "
+        r"argument of $\theta_1^{-1}:(0,1)\to\mathbb R$."
+    ),
     terms=("y",),
 )
 def e57_inverse(variant: Variant) -> Iterator[float]:
@@ -162,23 +202,28 @@ def _rays(nu: float, ratio: float) -> tuple[CriticalRay, ...]:
     statement="Eqn. 42 has critical points if a₊/a₋ ∈ S.",
     tolerance=1e-8,
     measures=(
-        "smallest |v̇|, |ξ̇| over a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖ among directions of v in a plane with both centres and distances "
-        "ρ₋ from −6 to 6, at ratios in S and separations 0.8, 1 and 1.2 D* (the corrected statement: D*); Student-t, "
-        "three (ν, ratio). D* = |ρ₊ − ρ₋|"
+        "smallest |v̇|, |ξ̇| over a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖ among directions of v in a plane with both "
+        "centres and distances ρ₋ from −6 to 6, at ratios in S and separations 0.8, 1 and 1.2 D* "
+        "(the corrected statement: D*); Student-t, three (ν, ratio). D* = |ρ₊ − ρ₋|"
     ),
     correction=(
-        "it has critical points if a₊/a₋ ∈ S and the centres are |ρ₊ − ρ₋| apart. At another separation v and ξ grow or die "
-        "for ever. The sentence after it, S ⊂ (½, 1) ∪ (1, 2), is right for intersections at y ≥ ½, as the paper states above it"
+        "it has critical points if a₊/a₋ ∈ S and the centres are |ρ₊ − ρ₋| apart. At another "
+        "separation v and ξ grow or die for ever. The sentence after it, S ⊂ (½, 1) ∪ (1, 2), is "
+        "right for intersections at y ≥ ½, as the paper states above it"
     ),
     counterexample=(
-        "Student-t in R³, ν = 3, a₋/a₊ = 1.5: with centres 0.43174 apart there is a ray of critical points, with centres 0.8 or "
-        "1.2 times as far apart there is none"
+        "Student-t in R³, ν = 3, a₋/a₊ = 1.5: with centres 0.43174 apart there is a ray of "
+        "critical points, with centres 0.8 or 1.2 times as far apart there is none"
     ),
     control="centres 1.1 D* apart",
     paper_formula=r"$a_+/a_-\in\mathcal S\;\Rightarrow$ Eqn. 42 has critical points",
-    corrected_formula=r"$a_+/a_-\in\mathcal S$ and $\|\bar x_+-\bar x_-\|=|\rho_+-\rho_-|\iff$ Eqn. 42 has critical points with a node that is alive",
+    corrected_formula=(
+        r"$a_+/a_-\in\mathcal S$ and $\|\bar x_+-\bar x_-\|=|\rho_+-\rho_-|\iff$ Eqn. 42 has "
+        r"critical points with a node that is alive"
+    ),
     derivation=(
-        r"$\dot\xi=0$ and Lemma 4 fix $\rho_\pm$ by the ratio alone; $\dot v=0$ then reads $\bar x_+-\bar x_-=(\rho_+-\rho_-)\hat v$, "
+        r"$\dot\xi=0$ and Lemma 4 fix $\rho_\pm$ by the ratio alone; $\dot v=0$ then reads $\bar "
+        r"x_+-\bar x_-=(\rho_+-\rho_-)\hat v$, "
         "one equation for the separation."
     ),
     terms=("D*",),
@@ -221,14 +266,21 @@ def _smallest_field(family: Radial, a: Array, D: float, ray: CriticalRay) -> flo
     source="Appendix A.4, first remark",
     statement="It is often the case that y₋ < ½ < y₊, that is, r₊* > 0 and r₋* = ξ* < 0.",
     tolerance=0.0,
-    measures="½ − the share of critical pairs with ρ₋ < 0 < ρ₊ (Student-t, ν = 1.2 … 10, a₋/a₊ = 1.05 … 1000); often is read as in most",
+    measures=(
+        "½ − the share of critical pairs with ρ₋ < 0 < ρ₊ (Student-t, ν = 1.2 … 10, a₋/a₊ = 1.05 … "
+        "1000); often is read as in most"
+    ),
     remark=(
-        "In 68 % of these pairs. For a₋ > a₊ it is so iff the common level F/θ₁ of the two points lies above its value at 0, 2θ₂(0): for "
-        "ν = 3, a₋/a₊ > 2.4. Below that both are on one side: both y < ½ for ν > 2, both > ½ for ν < 2"
+        "In 68 % of these pairs. For a₋ > a₊ it is so iff the common level F/θ₁ of the two points "
+        "lies above its value at 0, 2θ₂(0): for ν = 3, a₋/a₊ > 2.4. Below that both are on one "
+        "side: both y < ½ for ν > 2, both > ½ for ν < 2"
     ),
     control="ρ₊ < 0 < ρ₋",
-    derivation=r"$h=F/\theta_1$ falls to one minimum and rises again, and both points have the level $h(\rho_+)=h(\rho_-)$: they lie on either side of 0 iff "
-    r"that level is above $h(0)=2\theta_2(0)$.",
+    derivation=(
+        r"$h=F/\theta_1$ falls to one minimum and rises again, and both points have the level "
+        r"$h(\rho_+)=h(\rho_-)$: they lie on either side of 0 iff that level is above "
+        r"$h(0)=2\theta_2(0)$."
+    ),
     mutants={"a₋ < a₊": "the other order of the weights"},
 )
 def a4_sides(variant: Variant) -> float:
@@ -249,17 +301,34 @@ def a4_sides(variant: Variant) -> float:
     root="sign",
     kind=Kind.WRONG,
     source="Appendix A.4, pattern superposition",
-    statement="If w = v_{m₁} − ξ_{m₁}u_{m₁} + v_{m₂} − ξ_{m₂}u_{m₂} and they are orthogonal to each other, w can match both patterns: the node sees v_m·b + ξ_m "
-    "for either query.",
+    statement=(
+        "If w = v_{m₁} − ξ_{m₁}u_{m₁} + v_{m₂} − ξ_{m₂}u_{m₂} and they are orthogonal to each "
+        "other, w can match both patterns: the node sees v_m·b + ξ_m for either query."
+    ),
     tolerance=1e-12,
-    measures="largest |wᵀ(U_C b + u_m) − (v_mᵀb + ξ_m)| over 50 draws of two orthogonal patterns, with contexts b made of the tokens of their own pattern",
-    correction="w = v_{m₁} + ξ_{m₁}u_{m₁} + v_{m₂} + ξ_{m₂}u_{m₂}, the sign of Eqn. 60. And the template of one query must be orthogonal to the *contexts* of "
-    "the other; orthogonal templates alone are not enough",
-    counterexample="ξ = −1: by Eqn. 60 w = v − u, and the node sees v·b − 1, a threshold. The printed w = v − ξu = v + u sees v·b + 1 and fires always",
+    measures=(
+        "largest |wᵀ(U_C b + u_m) − (v_mᵀb + ξ_m)| over 50 draws of two orthogonal patterns, with "
+        "contexts b made of the tokens of their own pattern"
+    ),
+    correction=(
+        "w = v_{m₁} + ξ_{m₁}u_{m₁} + v_{m₂} + ξ_{m₂}u_{m₂}, the sign of Eqn. 60. And the template "
+        "of one query must be orthogonal to the *contexts* of the other; orthogonal templates "
+        "alone are not enough"
+    ),
+    counterexample=(
+        "ξ = −1: by Eqn. 60 w = v − u, and the node sees v·b − 1, a threshold. The printed w = v − "
+        "ξu = v + u sees v·b + 1 and fires always"
+    ),
     control="templates orthogonal to each other, contexts of all tokens",
     paper_formula=r"$w=v_{m_1}-\xi_{m_1}u_{m_1}+v_{m_2}-\xi_{m_2}u_{m_2}$",
-    corrected_formula=r"$w=v_{m_1}+\xi_{m_1}u_{m_1}+v_{m_2}+\xi_{m_2}u_{m_2}$, with $v_{m_1}^\top b=0$ for the contexts $b$ of $m_2$ and vice versa",
-    derivation=r"$w^\top(U_Cb+u_{m_1})=v_{m_1}^\top b+v_{m_2}^\top b+\xi_{m_1}$ for orthonormal embeddings and $w$ by Eqn. 60; the middle term must vanish.",
+    corrected_formula=(
+        r"$w=v_{m_1}+\xi_{m_1}u_{m_1}+v_{m_2}+\xi_{m_2}u_{m_2}$, with $v_{m_1}^\top b=0$ for the "
+        r"contexts $b$ of $m_2$ and vice versa"
+    ),
+    derivation=(
+        r"$w^\top(U_Cb+u_{m_1})=v_{m_1}^\top b+v_{m_2}^\top b+\xi_{m_1}$ for orthonormal "
+        r"embeddings and $w$ by Eqn. 60; the middle term must vanish."
+    ),
     terms=("v", "ξ"),
     mutants={"query embeddings at an angle": "u_{m₁}ᵀu_{m₂} = 0.05"},
 )

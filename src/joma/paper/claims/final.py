@@ -61,12 +61,17 @@ def random_start(rng: np.random.Generator, task: Task) -> tuple[Array, Array, Ar
     "END.identity",
     kind=Kind.EXTENSION,
     source="Theorem 1, exp attention and linear nodes",
-    statement="At all times, for any K and any start, z_l = c_l + (T/2) W((r/T²) e^{−2c_l/T} ‖u_l‖²) with u = e^{z/T} v, "
-    "c = z(0) − (r/2T) ‖v(0)‖² and Lambert's W.",
+    statement=(
+        "At all times, for any K and any start, z_l = c_l + (T/2) W((r/T²) e^{−2c_l/T} ‖u_l‖²) "
+        "with u = e^{z/T} v, c = z(0) − (r/2T) ‖v(0)‖² and Lambert's W."
+    ),
     tolerance=1e-9,
     measures="largest deviation along joint flows with moving and constant gradients, K = 1 … 4",
     control="W(r ‖u_l‖²/T²), without the factor e^{−2c_l/T}",
-    derivation="q = (r/T²)‖v‖² = 2(z − c)/T by Theorem 1, and ‖u‖² = e^{2z/T}‖v‖², so q e^q = (r/T²) e^{−2c/T} ‖u‖²",
+    derivation=(
+        "q = (r/T²)‖v‖² = 2(z − c)/T by Theorem 1, and ‖u‖² = e^{2z/T}‖v‖², so q e^q = (r/T²) "
+        "e^{−2c/T} ‖u‖²"
+    ),
     paper_formula=r"$z=\tfrac12\sum_k v_k^2+c$ (exp attention)",
     corrected_formula=r"$z_l=c_l+\tfrac T2 W(\tfrac{r}{T^2}e^{-2c_l/T}\|u_l\|^2)$",
     terms=("T/2", "‖u‖²", "c"),
@@ -106,16 +111,28 @@ def _rests() -> tuple[tuple[Task, float, float, tuple[Array, Array, Array], Arra
     "END.unique",
     kind=Kind.EXTENSION,
     source="Theorem 1, exp attention and linear nodes",
-    statement="Where the loss has one minimiser, attention ends where one convex fit and the identity for z say, from any "
-    "start; with a softmax loss u and v(0) are class-centred.",
+    statement=(
+        "Where the loss has one minimiser, attention ends where one convex fit and the identity "
+        "for z say, from any start; with a softmax loss u and v(0) are class-centred."
+    ),
     tolerance=1e-6,
-    measures="largest |z predicted − z of the joint flow at rest| (gradient ≤ 1e-10), K = 1 … 5, r and T varied, zero and "
-    "other starts, squared and softmax losses",
-    control="the start's v(0) not class-centred in c (softmax loss), or left out of it (squared loss)",
-    derivation="L is convex in u = e^{z/T} v, so the flow ends in its one minimiser u*, and the identity for z (END.identity) holds "
-    "there, too. A softmax loss moves no class mean, so u and v are taken relative to it",
+    measures=(
+        "largest |z predicted − z of the joint flow at rest| (gradient ≤ 1e-10), K = 1 … 5, r and "
+        "T varied, zero and other starts, squared and softmax losses"
+    ),
+    control=(
+        "the start's v(0) not class-centred in c (softmax loss), or left out of it (squared loss)"
+    ),
+    derivation=(
+        "L is convex in u = e^{z/T} v, so the flow ends in its one minimiser u*, and the identity "
+        "for z (END.identity) holds there, too. A softmax loss moves no class mean, so u and v are "
+        "taken relative to it"
+    ),
     paper_formula=r"the end of training is left open; $z=\tfrac12\sum_k v_k^2+c$ on the way",
-    corrected_formula=r"$z_l=c_l+\tfrac T2 W(\tfrac{r}{T^2}e^{-2c_l/T}\|u_l\|^2)$ at the minimiser $u$ of the loss",
+    corrected_formula=(
+        r"$z_l=c_l+\tfrac T2 W(\tfrac{r}{T^2}e^{-2c_l/T}\|u_l\|^2)$ at the minimiser $u$ of the "
+        r"loss"
+    ),
     mutants={
         "r × 1.01": "attention's learning rate",
         "T × 0.99": "the temperature",
@@ -150,18 +167,28 @@ def end_unique(variant: Variant) -> Iterator[float]:
     "END.mirror",
     kind=Kind.EXTENSION,
     source="Theorem 1, exp attention and linear nodes",
-    statement="Where the loss has many minimisers and the block one node, flows from one start end in the same one, whatever the "
-    "weights of the samples: the Bregman projection of the start.",
+    statement=(
+        "Where the loss has many minimisers and the block one node, flows from one start end in "
+        "the same one, whatever the weights of the samples: the Bregman projection of the start."
+    ),
     tolerance=1e-6,
-    measures="largest |z − z′| at rest of two flows that fit the same three samples with different weights, and the "
-    "distance from the projection",
-    remark="For several nodes the inverse metric e^{−|v|²}(I − vvᵀ/(1 + |v|²)) of u is not a Hessian: no potential exists, and "
-    "the end depends on the whole way",
+    measures=(
+        "largest |z − z′| at rest of two flows that fit the same three samples with different "
+        "weights, and the distance from the projection"
+    ),
+    remark=(
+        "For several nodes the inverse metric e^{−|v|²}(I − vvᵀ/(1 + |v|²)) of u is not a Hessian: "
+        "no potential exists, and the end depends on the whole way"
+    ),
     control="the second flow from another start",
-    derivation="one node: u̇ = −(ds/du)⁻¹ ∇L is a mirror flow with the dual s(u) = ∫ e^{−z/T} dv, so s − s(0) stays in the span of the "
-    "samples: the condition of the Bregman projection",
+    derivation=(
+        "one node: u̇ = −(ds/du)⁻¹ ∇L is a mirror flow with the dual s(u) = ∫ e^{−z/T} dv, so s − "
+        "s(0) stays in the span of the samples: the condition of the Bregman projection"
+    ),
     paper_formula=r"the end of training is left open; $\dot v=\Delta\circ e^{z}$",
-    corrected_formula=r"$s(u)-s(u_0)=\sum_i\lambda_i x_i$ with $s=\int e^{-z/T}dv$, on the set of minimisers",
+    corrected_formula=(
+        r"$s(u)-s(u_0)=\sum_i\lambda_i x_i$ with $s=\int e^{-z/T}dv$, on the set of minimisers"
+    ),
     mutants={
         "three nodes": "several nodes have no potential",
         "r × 1.01": "attention's learning rate, of the projection",

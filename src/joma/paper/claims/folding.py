@@ -61,7 +61,10 @@ _MUTANTS = {
     "v after the step": "v + Δv in the place of v",
     "next token": "Σ v ∘ Δv of token l + 1 in the place of token l",
 }
-_MEASURES = "largest difference in z and v from the block with trained attention over 200 steps, relative to the way of z, ReLU and GELU"
+_MEASURES = (
+    "largest difference in z and v from the block with trained attention over 200 steps, relative "
+    "to the way of z, ReLU and GELU"
+)
 
 
 def _drive(flow: JointFlow, v: Array, dv: Array, variant: Variant) -> Array:
@@ -75,13 +78,18 @@ def _drive(flow: JointFlow, v: Array, dv: Array, variant: Variant) -> Array:
     "FOLD.exp",
     kind=Kind.EXTENSION,
     source="Section 3: no need to update attention; for gradient descent",
-    statement="A block without attention parameters whose logits move by Δz = (r/T) Σ_k v_k ∘ Δv_k when a step moves v by Δv is the block "
-    "with exp attention trained by gradient descent, to rounding.",
+    statement=(
+        "A block without attention parameters whose logits move by Δz = (r/T) Σ_k v_k ∘ Δv_k when "
+        "a step moves v by Δv is the block with exp attention trained by gradient descent, to "
+        "rounding."
+    ),
     tolerance=1e-11,
     measures=_MEASURES,
     control="the first integral of the flow, z = (r/2T) Σ v² + c, at every step",
-    derivation="∂L/∂z = (1/T) Σ v ∘ ∂L/∂v for exp attention, and both are stepped by descent. It is the first integral with "
-    "the exact term of its steps: Δ(½v²) = v ∘ Δv + ½Δv²",
+    derivation=(
+        "∂L/∂z = (1/T) Σ v ∘ ∂L/∂v for exp attention, and both are stepped by descent. It is the "
+        "first integral with the exact term of its steps: Δ(½v²) = v ∘ Δv + ½Δv²"
+    ),
     paper_formula=r"gradient flow: $z=\tfrac12\sum_kv_k^2+c$",
     corrected_formula=r"gradient descent: $\Delta z=\tfrac rT\sum_kv_k\circ\Delta v_k$",
     terms=("Σ v ∘ Δv",),
@@ -96,10 +104,16 @@ def fold_exp(variant: Variant) -> Iterator[float]:
     "FOLD.linear",
     kind=Kind.EXTENSION,
     source="Section 3: no need to update attention; for gradient descent",
-    statement="With Δz = r Σ_k v_k ∘ Δv_k / z the same holds for linear attention, through zeros of z too, where z changes its sign.",
+    statement=(
+        "With Δz = r Σ_k v_k ∘ Δv_k / z the same holds for linear attention, through zeros of z "
+        "too, where z changes its sign."
+    ),
     tolerance=1e-10,
     measures=_MEASURES,
-    remark="A logit that is exactly 0 stays there in the folded block, which has to refuse it: v of that token does not move",
+    remark=(
+        "A logit that is exactly 0 stays there in the folded block, which has to refuse it: v of "
+        "that token does not move"
+    ),
     control="v + Δv/2 in the place of v",
     derivation="∂L/∂v = z ∘ X and ∂L/∂z = Σ v ∘ X with the same X, so z ∘ Δz = r Σ v ∘ Δv",
     paper_formula=r"gradient flow: $z^2=\sum_kv_k^2+c$",
@@ -121,15 +135,22 @@ def fold_linear(variant: Variant) -> Iterator[float]:
     "FOLD.momentum",
     kind=Kind.EXTENSION,
     source="Section 3: no need to update attention; for SGD with momentum",
-    statement="Under heavy-ball momentum μ both hold with R added to Σ v ∘ Δv, where R⁺ = μ (R − (r/T) Σ Δv²) for exp and "
-    "R⁺ = μ (R + Δz² − r Σ Δv²) for linear attention: one number per token.",
+    statement=(
+        "Under heavy-ball momentum μ both hold with R added to Σ v ∘ Δv, where R⁺ = μ (R − (r/T) Σ "
+        "Δv²) for exp and R⁺ = μ (R + Δz² − r Σ Δv²) for linear attention: one number per token."
+    ),
     tolerance=1e-9,
     measures=_MEASURES,
     control="R left out: the law of plain gradient descent",
-    derivation="B(θ, Δ) = Δz − (r/T) Σ v ∘ Δv vanishes for the gradient; momentum carries on what it was in the step before, "
-    "at the new θ: R⁺ = μ (R + B(Δ, Δ)), see OPT.sgd",
+    derivation=(
+        "B(θ, Δ) = Δz − (r/T) Σ v ∘ Δv vanishes for the gradient; momentum carries on what it was "
+        "in the step before, at the new θ: R⁺ = μ (R + B(Δ, Δ)), see OPT.sgd"
+    ),
     paper_formula=r"gradient flow: $z=\tfrac12\sum_kv_k^2+c$",
-    corrected_formula=r"$\Delta z=\tfrac rT\sum_kv_k\circ\Delta v_k+R,\quad R^+=\mu\,(R-\tfrac rT\sum_k(\Delta v_k)^2)$",
+    corrected_formula=(
+        r"$\Delta z=\tfrac rT\sum_kv_k\circ\Delta v_k+R,\quad R^+=\mu\,(R-\tfrac rT\sum_k(\Delta "
+        r"v_k)^2)$"
+    ),
     terms=("Σ v ∘ Δv", "Δv²", "Δz²"),
     mutants={"μ × 1.01": "the momentum"},
 )
@@ -160,15 +181,25 @@ def fold_momentum(variant: Variant) -> Iterator[float]:
     "FOLD.queries",
     kind=Kind.EXTENSION,
     source="Section 3: no need to update attention; many queries",
-    statement="Queries that share the MLP: with ΔV_m, what query m's samples bring to v in a step, Δz_m = (r/T) Σ_k v_k ∘ ΔV_mk (exp) and "
-    "z_m ∘ Δz_m = r Σ_k v_k ∘ ΔV_mk (linear) are exact. The weights alone fix the sum over m.",
+    statement=(
+        "Queries that share the MLP: with ΔV_m, what query m's samples bring to v in a step, Δz_m "
+        "= (r/T) Σ_k v_k ∘ ΔV_mk (exp) and z_m ∘ Δz_m = r Σ_k v_k ∘ ΔV_mk (linear) are exact. The "
+        "weights alone fix the sum over m."
+    ),
     tolerance=1e-10,
-    measures="largest difference in z from the block with trained attention over 100 steps, relative to the way of z: three queries, both "
-    "attentions",
+    measures=(
+        "largest difference in z from the block with trained attention over 100 steps, relative to "
+        "the way of z: three queries, both attentions"
+    ),
     control="every query is given the mean ΔV_m of all queries",
-    derivation="v is shared, so that ∂L/∂z_m = (1/T) Σ v ∘ ∂L_m/∂v with L_m the loss of query m's samples, Δv = Σ_m ΔV_m",
+    derivation=(
+        "v is shared, so that ∂L/∂z_m = (1/T) Σ v ∘ ∂L_m/∂v with L_m the loss of query m's "
+        "samples, Δv = Σ_m ΔV_m"
+    ),
     paper_formula=r"one query: $z_m=\tfrac12\sum_kv_k^2+c$",
-    corrected_formula=r"many: $\Delta z_m=\tfrac rT\sum_kv_k\circ\Delta V_{mk},\quad\Delta v=\sum_m\Delta V_m$",
+    corrected_formula=(
+        r"many: $\Delta z_m=\tfrac rT\sum_kv_k\circ\Delta V_{mk},\quad\Delta v=\sum_m\Delta V_m$"
+    ),
     terms=("Σ v ∘ ΔV",),
     mutants={
         "next query": "the part of query m + 1",

@@ -86,17 +86,37 @@ def _p(rho: float) -> Array:
     root="chain",
     kind=Kind.WRONG,
     source="Lemma 9, Eqn. 91",
-    statement="P_{γ|α} = P_{γ|β₁} P_{β₁|β₂} … P_{β_k|α} = M(ρ_{γ|β₁} … ρ_{β_k|α}) along the chain α ≻ β₁ ≻ … ≻ β_k ≻ γ.",
+    statement=(
+        "P_{γ|α} = P_{γ|β₁} P_{β₁|β₂} … P_{β_k|α} = M(ρ_{γ|β₁} … ρ_{β_k|α}) along the chain α ≻ β₁ "
+        "≻ … ≻ β_k ≻ γ."
+    ),
     tolerance=1e-12,
-    measures="largest error of the product of conditional matrices, all by enumeration of a chain of five variables with "
-    "unequal ρ and a biased top",
-    correction="the chain reads α ≻ β_k ≻ … ≻ β₁ ≻ γ: the product starts at γ and its parent, not at γ and α's child",
-    counterexample="three variables α → β₁ → β₂ → γ as printed: P_{γ|β₁}P_{β₁|β₂}P_{β₂|α} multiplies P[β₁|β₂], a child given as condition for its parent",
+    measures=(
+        "largest error of the product of conditional matrices, all by enumeration of a chain of "
+        "five variables with unequal ρ and a biased top"
+    ),
+    correction=(
+        "the chain reads α ≻ β_k ≻ … ≻ β₁ ≻ γ: the product starts at γ and its parent, not at γ "
+        "and α's child"
+    ),
+    counterexample=(
+        "three variables α → β₁ → β₂ → γ as printed: P_{γ|β₁}P_{β₁|β₂}P_{β₂|α} multiplies "
+        "P[β₁|β₂], a child given as condition for its parent"
+    ),
     control="the right chain with one factor left out",
-    derivation="P[γ|α] sums over Π P[child|parent], so each factor conditions on a parent and the first one is γ's: β₁ is "
-    "next to γ. With the printed order the inner factors P_{β₁|β₂} condition on a child.",
-    paper_formula=r"$P_{\gamma|\beta_1}P_{\beta_1|\beta_2}\cdots P_{\beta_k|\alpha},\quad \alpha\succ\beta_1\succ\cdots\succ\beta_k\succ\gamma$",
-    corrected_formula=r"$P_{\gamma|\beta_1}P_{\beta_1|\beta_2}\cdots P_{\beta_k|\alpha},\quad \alpha\succ\beta_k\succ\cdots\succ\beta_1\succ\gamma$",
+    derivation=(
+        "P[γ|α] sums over Π P[child|parent], so each factor conditions on a parent and the first "
+        "one is γ's: β₁ is next to γ. With the printed order the inner factors P_{β₁|β₂} condition "
+        "on a child."
+    ),
+    paper_formula=(
+        r"$P_{\gamma|\beta_1}P_{\beta_1|\beta_2}\cdots P_{\beta_k|\alpha},\quad "
+        r"\alpha\succ\beta_1\succ\cdots\succ\beta_k\succ\gamma$"
+    ),
+    corrected_formula=(
+        r"$P_{\gamma|\beta_1}P_{\beta_1|\beta_2}\cdots P_{\beta_k|\alpha},\quad "
+        r"\alpha\succ\beta_k\succ\cdots\succ\beta_1\succ\gamma$"
+    ),
     terms=("one ρ", "one factor"),
 )
 def l9(variant: Variant) -> Iterator[float]:
@@ -128,13 +148,17 @@ def l9(variant: Variant) -> Iterator[float]:
     source="Theorem 5, Eqn. 103",
     statement="The distribution of the common ancestor is p_c = M(ρ_{c|1} ρ₀).",
     tolerance=1e-12,
-    measures="largest difference from P[y_c] by enumeration, for a latent c two layers below the class",
+    measures=(
+        "largest difference from P[y_c] by enumeration, for a latent c two layers below the class"
+    ),
     correction="p_c = p(ρ_{c|1} ρ₀), a vector; a 2 × 2 matrix cannot be one",
     counterexample="the left side has two entries that sum to 1, the right side is a 2 × 2 matrix",
     control="p(ρ_{c|1}² ρ₀)",
     derivation="M(ρ_{c|1}) p(ρ₀) = p(ρ_{c|1} ρ₀), the last line of Lemma 8.",
     paper_formula=r"$\boldsymbol p_c=M(\rho_{c|1}\,\boldsymbol p_{\cdot|0}^\top\boldsymbol p_0)$",
-    corrected_formula=r"$\boldsymbol p_c=\boldsymbol p(\rho_{c|1}\rho_0),\quad \rho_0=2\,\mathbb P[y_1=0]-1$",
+    corrected_formula=(
+        r"$\boldsymbol p_c=\boldsymbol p(\rho_{c|1}\rho_0),\quad \rho_0=2\,\mathbb P[y_1=0]-1$"
+    ),
     terms=("ρ_{c|1}", "ρ₀"),
 )
 def e103(variant: Variant) -> Iterator[float]:
@@ -154,10 +178,16 @@ def e103(variant: Variant) -> Iterator[float]:
 @claim(
     "T5",
     source="Theorem 5",
-    statement="If l and m have a common latent ancestor of depth H, P[y_l = 1 | y_m = 1] = ½(1 + ρ^{2H} − 2ρ^{L−1}ρ₀)/(1 − ρ^{L−1}ρ₀).",
+    statement=(
+        "If l and m have a common latent ancestor of depth H, P[y_l = 1 | y_m = 1] = ½(1 + ρ^{2H} "
+        "− 2ρ^{L−1}ρ₀)/(1 − ρ^{L−1}ρ₀)."
+    ),
     tolerance=1e-12,
-    measures="largest error over all pairs of tokens below a common latent, against enumeration of all states of four trees (ρ = 0.8, −0.6, 0.5, 0.9; depths 2 to 4); "
-    "ρ₀ = 2P[y = 0] − 1 of the latent below the class (T5.rho0), L the edges from class to token",
+    measures=(
+        "largest error over all pairs of tokens below a common latent, against enumeration of all "
+        "states of four trees (ρ = 0.8, −0.6, 0.5, 0.9; depths 2 to 4); ρ₀ = 2P[y = 0] − 1 of the "
+        "latent below the class (T5.rho0), L the edges from class to token"
+    ),
     control="ρ^H in the place of ρ^{2H}",
     terms=THEOREM5,
     mutants={"H + 1": "the depth counted from one level higher"},
@@ -175,12 +205,24 @@ def t5(variant: Variant) -> Iterator[float]:
     source="Theorem 5, ρ₀",
     statement="ρ₀ := p_{·|0}ᵀ p₀ with p_{·|0} = [P[y_l = 0 | y₀ = k]].",
     tolerance=1e-12,
-    measures="largest error of Theorem 5 with this ρ₀ over all pairs below a common latent, against enumeration of all states of four trees",
+    measures=(
+        "largest error of Theorem 5 with this ρ₀ over all pairs below a common latent, against "
+        "enumeration of all states of four trees"
+    ),
     correction="ρ₀ = 2 Σ_k P[y_l = 0 | k] P[k] − 1, as the proof uses it (Eqn. 101)",
-    counterexample="P[y₁ = 0] = ½, ρ = 0.8, L = 3, H = 1: the printed ρ₀ is ½, and Theorem 5 gives 0.74; enumeration gives 0.82, as ρ₀ = 0 does",
+    counterexample=(
+        "P[y₁ = 0] = ½, ρ = 0.8, L = 3, H = 1: the printed ρ₀ is ½, and Theorem 5 gives 0.74; "
+        "enumeration gives 0.82, as ρ₀ = 0 does"
+    ),
     control="ρ₀ = 1 − 2 Σ_k P[y_l = 0 | k] P[k], the opposite coding",
-    derivation="Eqn. 101 writes P[y₁ = 0 | k] = ½(1 + p_{k|0}), so p_{k|0} = 2P[y₁ = 0 | k] − 1 and ρ₀ = Σ_k p_{k|0} P[k] = 2P[y₁ = 0] − 1.",
-    paper_formula=r"$\rho_0=\boldsymbol p_{\cdot|0}^\top\boldsymbol p_0,\quad\boldsymbol p_{\cdot|0}=[\mathbb P[y_l=0\mid y_0=k]]$",
+    derivation=(
+        "Eqn. 101 writes P[y₁ = 0 | k] = ½(1 + p_{k|0}), so p_{k|0} = 2P[y₁ = 0 | k] − 1 and ρ₀ = "
+        "Σ_k p_{k|0} P[k] = 2P[y₁ = 0] − 1."
+    ),
+    paper_formula=(
+        r"$\rho_0=\boldsymbol p_{\cdot|0}^\top\boldsymbol p_0,\quad\boldsymbol "
+        r"p_{\cdot|0}=[\mathbb P[y_l=0\mid y_0=k]]$"
+    ),
     corrected_formula=r"$\rho_0=2\sum_k\mathbb P[y_1=0\mid k]\,\mathbb P[k]-1$",
     terms=("2P", "1"),
 )
@@ -197,16 +239,33 @@ def t5_rho0(variant: Variant) -> Iterator[float]:
     "T5.class",
     kind=Kind.EXTENSION,
     source="Theorem 5, for tokens that share only the class",
-    statement="For tokens whose only common ancestor is the class, with κ = E_k[(2q_l − 1)(2q_m − 1)] of the two variables right below the class, P[y_l = 1 | y_m = 1] = "
-    "½(1 − ρ^{L−1}(ρ₀ˡ + ρ₀ᵐ) + ρ^{2L−2} κ)/(1 − ρ^{L−1} ρ₀ᵐ). The paper's theorem is for a common *latent* ancestor.",
+    statement=(
+        "For tokens whose only common ancestor is the class, with κ = E_k[(2q_l − 1)(2q_m − 1)] of "
+        "the two variables right below the class, P[y_l = 1 | y_m = 1] = ½(1 − ρ^{L−1}(ρ₀ˡ + ρ₀ᵐ) "
+        "+ ρ^{2L−2} κ)/(1 − ρ^{L−1} ρ₀ᵐ). The paper's theorem is for a common *latent* ancestor."
+    ),
     tolerance=1e-12,
-    measures="largest error over all pairs with nothing but the class above both, against enumeration of all states of three trees",
-    remark="The class is not binary and its branches have their own ρ₀, so Theorem 5 with H = L does not cover them",
+    measures=(
+        "largest error over all pairs with nothing but the class above both, against enumeration "
+        "of all states of three trees"
+    ),
+    remark=(
+        "The class is not binary and its branches have their own ρ₀, so Theorem 5 with H = L does "
+        "not cover them"
+    ),
     control="κ = ρ₀ˡ ρ₀ᵐ, as if the two branches were independent",
-    derivation="Given the class the branches are independent: E[s_l s_m] = ρ^{2(L−1)} E_k[E[s_a|k] E[s_b|k]], and P[1, 1] = "
-    "¼(1 − E s_l − E s_m + E s_l s_m) with E s_l = ρ^{L−1} ρ₀ˡ.",
-    paper_formula=r"common latent ancestor: $\tfrac12\,\frac{1+\rho^{2H}-2\rho^{L-1}\rho_0}{1-\rho^{L-1}\rho_0}$",
-    corrected_formula=r"common class: $\tfrac12\,\frac{1-\rho^{L-1}(\rho_0^l+\rho_0^m)+\rho^{2L-2}\,\mathbb E_k[(2q^l_k-1)(2q^m_k-1)]}{1-\rho^{L-1}\rho_0^m}$",
+    derivation=(
+        "Given the class the branches are independent: E[s_l s_m] = ρ^{2(L−1)} E_k[E[s_a|k] "
+        "E[s_b|k]], and P[1, 1] = ¼(1 − E s_l − E s_m + E s_l s_m) with E s_l = ρ^{L−1} ρ₀ˡ."
+    ),
+    paper_formula=(
+        r"common latent ancestor: $\tfrac12\,\frac{1+\rho^{2H}-2\rho^{L-1}\rho_0}{1-\rho^{L-1}"
+        r"\rho_0}$"
+    ),
+    corrected_formula=(
+        r"common class: $\tfrac12\,\frac{1-\rho^{L-1}(\rho_0^l+\rho_0^m)+\rho^{2L-2}\,\mathbb "
+        r"E_k[(2q^l_k-1)(2q^m_k-1)]}{1-\rho^{L-1}\rho_0^m}$"
+    ),
     terms=("κ", "ρ₀ˡ"),
     mutants={
         "Theorem 5, H = L": "the formula for a common latent",
@@ -241,12 +300,21 @@ def t5_class(variant: Variant) -> Iterator[float]:
     source="Eqn. 8",
     statement="For ρ = ρ₀ = 1 − ε, P[y_l = 1 | y_m = 1] = 1 − H/L + O(ε²).",
     tolerance=0.005,
-    measures="2 − the order in ε at which the remainder vanishes (between ε = 2⁻¹² and 2⁻¹³), the largest over L ≤ 6 and H < L, "
-    "with P from exact pair moments of a tree whose classes give ρ₀ = 1 − ε",
+    measures=(
+        "2 − the order in ε at which the remainder vanishes (between ε = 2⁻¹² and 2⁻¹³), the "
+        "largest over L ≤ 6 and H < L, with P from exact pair moments of a tree whose classes give "
+        "ρ₀ = 1 − ε"
+    ),
     correction="1 − H/L + ε H(2H − L)/(2L) + O(ε²): the remainder is of first order unless 2H = L",
-    counterexample="L = 3, H = 1, ε = 0.01: P = 0.66499, 1 − H/L = 0.66667: off by 0.0017 = ε/6, not by O(ε²) = 0.0001",
+    counterexample=(
+        "L = 3, H = 1, ε = 0.01: P = 0.66499, 1 − H/L = 0.66667: off by 0.0017 = ε/6, not by O(ε²) "
+        "= 0.0001"
+    ),
     control="the remainder with H(2H + L)",
-    derivation="P = 1 − ½(1 − ρ^{2H})/(1 − ρ^L) and 1 − (1 − ε)ⁿ = nε(1 − (n − 1)ε/2 + …), so P = 1 − (H/L)(1 − (2H − L)ε/2 + …).",
+    derivation=(
+        "P = 1 − ½(1 − ρ^{2H})/(1 − ρ^L) and 1 − (1 − ε)ⁿ = nε(1 − (n − 1)ε/2 + …), so P = 1 − "
+        "(H/L)(1 − (2H − L)ε/2 + …)."
+    ),
     paper_formula=r"$1-\frac HL+O(\epsilon^2)$",
     corrected_formula=r"$1-\frac HL+\epsilon\,\frac{H(2H-L)}{2L}+O(\epsilon^2)$",
     terms=("first order", "H/L"),

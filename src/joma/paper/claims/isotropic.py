@@ -131,21 +131,37 @@ def _integrals(family: Radial, psi: str, scale: float, r: float) -> tuple[float,
     root="norm",
     kind=Kind.WRONG,
     source="Lemma 1, Eqn. 23",
-    statement="E[xψ(v·x + ξ)] = θ₁(r)/‖v‖ x̄ + θ₂(r)/‖v‖³ RRᵀv and E[ψ(v·x + ξ)] = θ₁(r)/‖v‖, with r = v·x̄ + ξ and θ₁, θ₂ "
-    "that do not depend on v.",
+    statement=(
+        "E[xψ(v·x + ξ)] = θ₁(r)/‖v‖ x̄ + θ₂(r)/‖v‖³ RRᵀv and E[ψ(v·x + ξ)] = θ₁(r)/‖v‖, with r = "
+        "v·x̄ + ξ and θ₁, θ₂ that do not depend on v."
+    ),
     tolerance=1e-10,
-    measures="largest deviation from a quadrature over radius and angles, five families, three ψ, ‖v‖ = 0.5, 1, 2, random v, x̄, ξ, in "
-    "R³ and in a 3-dimensional subspace of R⁴",
-    correction="E[ψ] = ∫ψ(‖v‖s + r)p_n(s)ds and E[xψ] = E[ψ] x̄ + (∫sψ(‖v‖s + r)p_n(s)ds) v̂, with v̂ and ‖v‖ of RRᵀv. The printed "
-    "form is right at ‖v‖ = 1 only. For φ′ of a homogeneous φ: θ₁(ρ) x̄ + θ₂(ρ) v̂ with ρ = r/‖v‖",
+    measures=(
+        "largest deviation from a quadrature over radius and angles, five families, three ψ, ‖v‖ = "
+        "0.5, 1, 2, random v, x̄, ξ, in R³ and in a 3-dimensional subspace of R⁴"
+    ),
+    correction=(
+        "E[ψ] = ∫ψ(‖v‖s + r)p_n(s)ds and E[xψ] = E[ψ] x̄ + (∫sψ(‖v‖s + r)p_n(s)ds) v̂, with v̂ and "
+        "‖v‖ of RRᵀv. The printed form is right at ‖v‖ = 1 only. For φ′ of a homogeneous φ: θ₁(ρ) "
+        "x̄ + θ₂(ρ) v̂ with ρ = r/‖v‖"
+    ),
     counterexample="ψ ≡ 1 (a linear φ): E[ψ] = 1 for every v, while the printed θ₁/‖v‖ = 1/‖v‖",
     control="‖v‖² in the place of ‖v‖ inside ψ",
-    paper_formula=r"$\mathbb E[x\psi(v^\top x+\xi)]=\frac{\theta_1(r_v)}{\|v\|}\bar x+\frac{\theta_2(r_v)}{\|v\|^3}RR^\top v,\quad "
-    r"\mathbb E[\psi]=\frac{\theta_1(r_v)}{\|v\|}$",
-    corrected_formula=r"$\mathbb E[x\psi]=\mathbb E[\psi]\,\bar x+\Big(\int s\,\psi(\|v\|s+r_v)p_n(s)\,ds\Big)\frac{v}{\|v\|},\quad "
-    r"\mathbb E[\psi]=\int\psi(\|v\|s+r_v)p_n(s)\,ds\quad(v:=RR^\top v)$",
-    derivation=r"$y'=v^\top x'$ is $\|v\|$ times a variable with density $p_n$, so its density is $p_n(y'/\|v\|)/\|v\|$; Eqn. 31 keeps the "
-    r"factor $1/\|v\|$ and drops the argument $y'/\|v\|$. With $\psi\equiv1$ the printed $\mathbb E[\psi]$ is $1/\|v\|$.",
+    paper_formula=(
+        r"$\mathbb E[x\psi(v^\top x+\xi)]=\frac{\theta_1(r_v)}{\|v\|}\bar "
+        r"x+\frac{\theta_2(r_v)}{\|v\|^3}RR^\top v,\quad \mathbb "
+        r"E[\psi]=\frac{\theta_1(r_v)}{\|v\|}$"
+    ),
+    corrected_formula=(
+        r"$\mathbb E[x\psi]=\mathbb E[\psi]\,\bar x+\Big(\int "
+        r"s\,\psi(\|v\|s+r_v)p_n(s)\,ds\Big)\frac{v}{\|v\|},\quad \mathbb "
+        r"E[\psi]=\int\psi(\|v\|s+r_v)p_n(s)\,ds\quad(v:=RR^\top v)$"
+    ),
+    derivation=(
+        r"$y'=v^\top x'$ is $\|v\|$ times a variable with density $p_n$, so its density is "
+        r"$p_n(y'/\|v\|)/\|v\|$; Eqn. 31 keeps the factor $1/\|v\|$ and drops the argument "
+        r"$y'/\|v\|$. With $\psi\equiv1$ the printed $\mathbb E[\psi]$ is $1/\|v\|$."
+    ),
     terms=("E[ψ]", "x̄", "v̂"),
     mutants={"‖v‖ × 1.01 in ψ": "ψ(1.01 ‖v‖ s + r)"},
 )
@@ -169,10 +185,15 @@ def l1(variant: Variant) -> Iterator[float]:
 @claim(
     "E33",
     source="Eqns. 33-36",
-    statement="p_n(y) = (n−1)π^{(n−1)/2}/Γ((n+1)/2) ∫₀^∞ p₀(√(y² + l²)) l^{n−2} dl, and the same with 2^{n/2}π^{n/2−1}/(n−3)!! for even n, "
-    "2π^{(n−1)/2}/((n−3)/2)! for odd n.",
+    statement=(
+        "p_n(y) = (n−1)π^{(n−1)/2}/Γ((n+1)/2) ∫₀^∞ p₀(√(y² + l²)) l^{n−2} dl, and the same with "
+        "2^{n/2}π^{n/2−1}/(n−3)!! for even n, 2π^{(n−1)/2}/((n−3)/2)! for odd n."
+    ),
     tolerance=1e-8,
-    measures="largest relative error against the marginals in closed form, three families, n = 2 … 7, four y",
+    measures=(
+        "largest relative error against the marginals in closed form, three families, n = 2 … 7, "
+        "four y"
+    ),
     control="S_n in the place of S_{n−1}, the sphere of one dimension more",
     terms=("factor of Eqn. 35", "factor of Eqn. 36"),
     mutants={"even and odd": "the factors of even and odd n exchanged"},
@@ -234,21 +255,39 @@ def _fields() -> tuple[tuple[Mixture, Array, float, Array, float], ...]:
     root="norm",
     kind=Kind.WRONG,
     source="Lemma 2, Eqns. 42-43",
-    statement="v̇ = Σ_j a_j [θ₁(r_j)/‖v‖ x̄_j + θ₂(r_j)/‖v‖³ v] and ξ̇ = Σ_j a_j θ₁(r_j)/‖v‖ for a mixture of C isotropic components.",
+    statement=(
+        "v̇ = Σ_j a_j [θ₁(r_j)/‖v‖ x̄_j + θ₂(r_j)/‖v‖³ v] and ξ̇ = Σ_j a_j θ₁(r_j)/‖v‖ for a mixture "
+        "of C isotropic components."
+    ),
     tolerance=1e-10,
-    measures="largest deviation from E[gφ′x] and E[gφ′] by quadrature over radius and angles: C = 3 components with weights of both signs, "
-    "three families, slopes (0, 1), (0.1, 1), (−0.5, 1), ‖v‖ = 0.5, 1, 2",
-    correction="v̇ = Σ_j a_j [θ₁(ρ_j) x̄_j + θ₂(ρ_j) v̂] and ξ̇ = Σ_j a_j θ₁(ρ_j), ρ_j = r_j/‖v‖: the gradient of E[gφ] = ‖v‖ Σ_j a_j F(ρ_j), "
-    "0-homogeneous in (v, ξ)",
-    counterexample="a linear node: θ₁ ≡ 1, θ₂ ≡ 0 (the paper's own remark), and v̇ = E[gx] = Σ_j a_j x̄_j for every v, while the printed form "
-    "divides it by ‖v‖",
+    measures=(
+        "largest deviation from E[gφ′x] and E[gφ′] by quadrature over radius and angles: C = 3 "
+        "components with weights of both signs, three families, slopes (0, 1), (0.1, 1), (−0.5, "
+        "1), ‖v‖ = 0.5, 1, 2"
+    ),
+    correction=(
+        "v̇ = Σ_j a_j [θ₁(ρ_j) x̄_j + θ₂(ρ_j) v̂] and ξ̇ = Σ_j a_j θ₁(ρ_j), ρ_j = r_j/‖v‖: the "
+        "gradient of E[gφ] = ‖v‖ Σ_j a_j F(ρ_j), 0-homogeneous in (v, ξ)"
+    ),
+    counterexample=(
+        "a linear node: θ₁ ≡ 1, θ₂ ≡ 0 (the paper's own remark), and v̇ = E[gx] = Σ_j a_j x̄_j for "
+        "every v, while the printed form divides it by ‖v‖"
+    ),
     control="the corrected field with a factor 1/‖v‖",
-    paper_formula=r"$\dot v=\frac1{\|v\|}\sum_ja_j\theta_1(r_j)\bar x_j+\frac1{\|v\|^3}\sum_ja_j\theta_2(r_j)v,\quad "
-    r"\dot\xi=\frac1{\|v\|}\sum_ja_j\theta_1(r_j)$",
-    corrected_formula=r"$\dot v=\sum_ja_j\theta_1(\rho_j)\bar x_j+\frac1{\|v\|}\sum_ja_j\theta_2(\rho_j)v,\quad "
-    r"\dot\xi=\sum_ja_j\theta_1(\rho_j),\quad \rho_j=r_j/\|v\|$",
-    derivation=r"Lemma 1, corrected, with $\psi=\phi'$ and $\psi(\|v\|s+r)=\psi(s+r/\|v\|)$. For linear $\phi$: $\theta_1=1,\theta_2=0$ and "
-    r"$\dot v=\mathbb E[gx]=\sum_ja_j\bar x_j$, which the printed form divides by $\|v\|$.",
+    paper_formula=(
+        r"$\dot v=\frac1{\|v\|}\sum_ja_j\theta_1(r_j)\bar "
+        r"x_j+\frac1{\|v\|^3}\sum_ja_j\theta_2(r_j)v,\quad "
+        r"\dot\xi=\frac1{\|v\|}\sum_ja_j\theta_1(r_j)$"
+    ),
+    corrected_formula=(
+        r"$\dot v=\sum_ja_j\theta_1(\rho_j)\bar x_j+\frac1{\|v\|}\sum_ja_j\theta_2(\rho_j)v,\quad "
+        r"\dot\xi=\sum_ja_j\theta_1(\rho_j),\quad \rho_j=r_j/\|v\|$"
+    ),
+    derivation=(
+        r"Lemma 1, corrected, with $\psi=\phi'$ and $\psi(\|v\|s+r)=\psi(s+r/\|v\|)$. For linear "
+        r"$\phi$: $\theta_1=1,\theta_2=0$ and $\dot v=\mathbb E[gx]=\sum_ja_j\bar x_j$, which the "
+        r"printed form divides by $\|v\|$."
+    ),
     terms=("θ₁ x̄", "θ₂ v̂", "ξ̇", "one a"),
     mutants={"ρ × 1.01": "ρ_j = 1.01 r_j/‖v‖"},
 )
@@ -288,18 +327,33 @@ def _derivative(f: Callable[[Array], Array], r: Array, h: float = 1e-3) -> Array
     "L3",
     kind=Kind.UNSAID,
     source="Lemma 3, Eqns. 48-49",
-    statement="For homogeneous φ, (θ₂ + rθ₁)′ = θ₁, so θ₂ = F − rθ₁; F is increasing with F(+∞) = +∞; if rθ₁(r) → 0 at −∞ then F(−∞) = 0.",
+    statement=(
+        "For homogeneous φ, (θ₂ + rθ₁)′ = θ₁, so θ₂ = F − rθ₁; F is increasing with F(+∞) = +∞; if "
+        "rθ₁(r) → 0 at −∞ then F(−∞) = 0."
+    ),
     tolerance=1e-7,
-    measures="largest of: the error of Eqn. 48 by differences, the largest decrease of F over a step of 0.01, |F(−10⁶)| of ReLU (ν = 1.5 left out) and "
-    "shortfall of F(10⁶), six families, five pairs of slopes",
-    condition="slopes c₋ ≥ 0, c₊ > 0. The identity holds for all slopes; but F′ = θ₁ is negative where φ falls (φ = |x|: F decreases "
-    "on r < 0)",
-    counterexample="φ(x) = |x| = xφ′(x): θ₁(r) = P(s > −r) − P(s < −r) < 0 for r < 0, so F falls there",
+    measures=(
+        "largest of: the error of Eqn. 48 by differences, the largest decrease of F over a step of "
+        "0.01, |F(−10⁶)| of ReLU (ν = 1.5 left out) and shortfall of F(10⁶), six families, five "
+        "pairs of slopes"
+    ),
+    condition=(
+        "slopes c₋ ≥ 0, c₊ > 0. The identity holds for all slopes; but F′ = θ₁ is negative where φ "
+        "falls (φ = |x|: F decreases on r < 0)"
+    ),
+    counterexample=(
+        "φ(x) = |x| = xφ′(x): θ₁(r) = P(s > −r) − P(s < −r) < 0 for r < 0, so F falls there"
+    ),
     control="(θ₂ − rθ₁)′ = θ₁",
-    paper_formula=r"$F(r)=\theta_2(0)+\int_0^r\theta_1$ is increasing, $F(+\infty)=+\infty$, for every homogeneous $\phi$",
+    paper_formula=(
+        r"$F(r)=\theta_2(0)+\int_0^r\theta_1$ is increasing, $F(+\infty)=+\infty$, for every "
+        r"homogeneous $\phi$"
+    ),
     corrected_formula=r"$F'=\theta_1\ge0$ and $F(+\infty)=+\infty$ if $c_-\ge0,\ c_+>0$",
-    derivation=r"$\theta_1$ lies between $c_-$ and $c_+$ and tends to them at $\mp\infty$. For $\phi(x)=|x|$, "
-    r"$\theta_1=2P-1<0$ for $r<0$, and $F$ has its minimum at 0.",
+    derivation=(
+        r"$\theta_1$ lies between $c_-$ and $c_+$ and tends to them at $\mp\infty$. For "
+        r"$\phi(x)=|x|$, $\theta_1=2P-1<0$ for $r<0$, and $F$ has its minimum at 0."
+    ),
     terms=("θ₂", "rθ₁", "θ₁ on the right"),
     mutants={"c₋ = −0.01": "the condition c₋ ≥ 0 weakened to c₋ ≥ −0.01"},
 )
@@ -406,16 +460,27 @@ def distances(mixture: Mixture, v: Array, xi: float, variant: Variant) -> Array:
     source="Lemma 4, Eqn. 54",
     statement="Any stationary point satisfies Σ_j a_j F(r_j) = 0.",
     tolerance=1e-9,
-    measures="|Σ a_j F|/Σ |a_j F| at critical points of the flow found by solving v̇ = 0, ξ̇ = 0: Student-t with six (n, ν, a, slopes), weights of "
-    "either sign, ‖v‖ = 0.5, 1, 2",
-    correction="Σ_j a_j F(ρ_j) = 0 with ρ_j = r_j/‖v‖. More is true: ½ d(‖v‖² + ξ²)/dt = ‖v‖ Σ_j a_j F(ρ_j) = E[gφ] all along the flow",
-    counterexample="Student-t, ν = 3, a = (0.4, −0.6), centres 0.43174 apart: with (v, ξ), (2v, 2ξ) is stationary too (φ′ sees the sign of v·x + ξ only), "
-    "and F(r₊)/F(r₋) is 1.5 at ‖v‖ = 1 and 2.18 at ‖v‖ = 2",
+    measures=(
+        "|Σ a_j F|/Σ |a_j F| at critical points of the flow found by solving v̇ = 0, ξ̇ = 0: "
+        "Student-t with six (n, ν, a, slopes), weights of either sign, ‖v‖ = 0.5, 1, 2"
+    ),
+    correction=(
+        "Σ_j a_j F(ρ_j) = 0 with ρ_j = r_j/‖v‖. More is true: ½ d(‖v‖² + ξ²)/dt = ‖v‖ Σ_j a_j "
+        "F(ρ_j) = E[gφ] all along the flow"
+    ),
+    counterexample=(
+        "Student-t, ν = 3, a = (0.4, −0.6), centres 0.43174 apart: with (v, ξ), (2v, 2ξ) is "
+        "stationary too (φ′ sees the sign of v·x + ξ only), and F(r₊)/F(r₋) is 1.5 at ‖v‖ = 1 and "
+        "2.18 at ‖v‖ = 2"
+    ),
     control="Σ_j a_j θ₂(ρ_j) = 0",
     paper_formula=r"$\sum_ja_jF(r_j)=0$",
     corrected_formula=r"$\sum_ja_jF(\rho_j)=0,\quad\rho_j=r_j/\|v\|$",
-    derivation=r"$v^\top\dot v=\sum_ja_j[\theta_1(\rho_j)(r_j-\xi)+\|v\|\theta_2(\rho_j)]=\|v\|\sum_ja_jF(\rho_j)-\xi\dot\xi$ with "
-    r"$r_j=\|v\|\rho_j$ and Lemma 3. Both $\dot v$ and $\dot\xi$ vanish at a stationary point.",
+    derivation=(
+        r"$v^\top\dot v=\sum_ja_j[\theta_1(\rho_j)(r_j-\xi)+\|v\|\theta_2(\rho_j)]=\|v\|\sum_ja_jF("
+        r"\rho_j)-\xi\dot\xi$ with $r_j=\|v\|\rho_j$ and Lemma 3. Both $\dot v$ and $\dot\xi$ "
+        r"vanish at a stationary point."
+    ),
     terms=("a₊", "θ₂ in F", "ρ"),
 )
 def l4(variant: Variant) -> Iterator[float]:
@@ -433,16 +498,33 @@ def l4(variant: Variant) -> Iterator[float]:
     root="step",
     kind=Kind.WRONG,
     source="Lemma 5, Eqn. 61",
-    statement="φ(x) = c₋ 1[x < 0] + c₊ 1[x > 0], dθ₁/dr = (c₋ + c₊) p_n(r), dθ₂/dr = −(c₋ + c₊) r p_n(r).",
+    statement=(
+        "φ(x) = c₋ 1[x < 0] + c₊ 1[x > 0], dθ₁/dr = (c₋ + c₊) p_n(r), dθ₂/dr = −(c₋ + c₊) r p_n(r)."
+    ),
     tolerance=1e-7,
-    measures="largest error of both derivatives against differences of θ₁, θ₂, six families, slopes (0, 1), (0.2, 1), (−1, 1)",
-    correction="φ′ (not φ) is that step function, and both derivatives have c₊ − c₋ in the place of c₋ + c₊ (the same for ReLU only)",
+    measures=(
+        "largest error of both derivatives against differences of θ₁, θ₂, six families, slopes (0, "
+        "1), (0.2, 1), (−1, 1)"
+    ),
+    correction=(
+        "φ′ (not φ) is that step function, and both derivatives have c₊ − c₋ in the place of c₋ + "
+        "c₊ (the same for ReLU only)"
+    ),
     counterexample="a linear φ, c₋ = c₊ = 1: θ₁ ≡ 1 has the derivative 0, not 2p_n",
     control="c₋ − c₊",
-    paper_formula=r"$\phi(x)=c_-\mathbf 1[x<0]+c_+\mathbf 1[x>0],\quad\theta_1'=(c_-+c_+)p_n,\quad\theta_2'=-(c_-+c_+)\,r\,p_n$",
-    corrected_formula=r"$\phi'(x)=c_-\mathbf 1[x<0]+c_+\mathbf 1[x>0],\quad\theta_1'=(c_+-c_-)p_n,\quad\theta_2'=-(c_+-c_-)\,r\,p_n$",
-    derivation=r"$\phi=x\phi'$ makes $\phi'$ constant on each side of 0. $\theta_1(r)=c_-P(s<-r)+c_+P(s>-r)$, so "
-    r"$\theta_1'=(c_+-c_-)p_n(-r)$, and likewise $\theta_2'=(c_+-c_-)(-r)p_n(-r)$.",
+    paper_formula=(
+        r"$\phi(x)=c_-\mathbf 1[x<0]+c_+\mathbf "
+        r"1[x>0],\quad\theta_1'=(c_-+c_+)p_n,\quad\theta_2'=-(c_-+c_+)\,r\,p_n$"
+    ),
+    corrected_formula=(
+        r"$\phi'(x)=c_-\mathbf 1[x<0]+c_+\mathbf "
+        r"1[x>0],\quad\theta_1'=(c_+-c_-)p_n,\quad\theta_2'=-(c_+-c_-)\,r\,p_n$"
+    ),
+    derivation=(
+        r"$\phi=x\phi'$ makes $\phi'$ constant on each side of 0. "
+        r"$\theta_1(r)=c_-P(s<-r)+c_+P(s>-r)$, so $\theta_1'=(c_+-c_-)p_n(-r)$, and likewise "
+        r"$\theta_2'=(c_+-c_-)(-r)p_n(-r)$."
+    ),
     terms=("θ₁′", "θ₂′"),
     mutants={"θ₂′ without r": "dθ₂/dr = −(c₊ − c₋) p_n"},
 )

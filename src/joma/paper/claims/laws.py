@@ -20,16 +20,26 @@ from joma.theory.trajectory import Trajectory
     "LAWS.count",
     kind=Kind.EXTENSION,
     source="Theorem 1, all laws of the block",
-    statement="With M tokens and K nodes, orthonormal embeddings and any data, the block has exactly M data-independent "
-    "conserved quantities under linear and exp attention, and K + 1 under softmax (without the residual connection 1). A "
-    "softmax loss adds Σ_k v_lk and Σ_k ξ_k. A pair of matrices with h rows that act through their product has h(h + 1)/2.",
+    statement=(
+        "With M tokens and K nodes, orthonormal embeddings and any data, the block has exactly M "
+        "data-independent conserved quantities under linear and exp attention, and K + 1 under "
+        "softmax (without the residual connection 1). A softmax loss adds Σ_k v_lk and Σ_k ξ_k. A "
+        "pair of matrices with h rows that act through their product has h(h + 1)/2."
+    ),
     tolerance=0.0,
-    measures="|count − stated| by the Lie algebra's rank and by the rank of the end-point map's Jacobian, and whether as "
-    "many independent laws are known",
+    measures=(
+        "|count − stated| by the Lie algebra's rank and by the rank of the end-point map's "
+        "Jacobian, and whether as many independent laws are known"
+    ),
     control="one law more",
-    derivation="the flow for any data is a combination of ∇a_k(x; θ); what all of them leave constant are the functions of "
-    "the orbit, of codimension D − dim Lie. Singular values must fall by 1e6 at the rank",
-    paper_formula=r"linear $z^2-\sum_k v_k^2$ and exp $z-\tfrac12\sum_k v_k^2$ are conserved: $M$ laws",
+    derivation=(
+        "the flow for any data is a combination of ∇a_k(x; θ); what all of them leave constant are "
+        "the functions of the orbit, of codimension D − dim Lie. Singular values must fall by 1e6 "
+        "at the rank"
+    ),
+    paper_formula=(
+        r"linear $z^2-\sum_k v_k^2$ and exp $z-\tfrac12\sum_k v_k^2$ are conserved: $M$ laws"
+    ),
     corrected_formula=r"these are all; softmax has $K+1$: $\sum_l z_l$ and $\sum_l v_{lk}-\xi_k$",
     mutants={
         "exp has M + 1": "one law more",
@@ -82,14 +92,20 @@ def _counts() -> tuple[tuple[int, bool, int], ...]:
     "LAWS.softmax",
     kind=Kind.EXTENSION,
     source="Theorem 1, softmax attention",
-    statement="Under softmax attention Σ_l z_l and Σ_l v_lk − ξ_k (each k) are conserved by gradient flow, by gradient "
-    "descent with any step size, and by momentum.",
+    statement=(
+        "Under softmax attention Σ_l z_l and Σ_l v_lk − ξ_k (each k) are conserved by gradient "
+        "flow, by gradient descent with any step size, and by momentum."
+    ),
     tolerance=1e-12,
-    measures="largest drift of the K + 1 sums, relative to the largest of |v|, |z| and 1: flow, 1,000 steps of gradient "
-    "descent, 300 with momentum 0.9",
+    measures=(
+        "largest drift of the K + 1 sums, relative to the largest of |v|, |z| and 1: flow, 1,000 "
+        "steps of gradient descent, 300 with momentum 0.9"
+    ),
     control="Σ_l v_lk + ξ_k",
-    derivation="1ᵀ(diag b − b bᵀ) = 0, and Σ_l v̇_lk = η Σ_i s_ik Σ_l b_il = η Σ_i s_ik = ξ̇_k since Σ_l b_il = 1; linear "
-    "laws hold for every combination of gradients",
+    derivation=(
+        "1ᵀ(diag b − b bᵀ) = 0, and Σ_l v̇_lk = η Σ_i s_ik Σ_l b_il = η Σ_i s_ik = ξ̇_k since Σ_l "
+        "b_il = 1; linear laws hold for every combination of gradients"
+    ),
     paper_formula=r"approximately $z=\tfrac12\sum_k(v_k^2-\|v_k\|^2\bar b)+c$ (Eqn. 18)",
     corrected_formula=r"exactly $\sum_l z_l=c$ and $\sum_l v_{lk}-\xi_k=c_k$",
     terms=("ξ",),
@@ -129,14 +145,23 @@ def _softmax_paths() -> tuple[Trajectory, ...]:
     "LAWS.no_go",
     kind=Kind.EXTENSION,
     source="Theorem 1, softmax attention",
-    statement="Under softmax attention no function z = F(v, ξ) exists, whatever the data: attention cannot be integrated "
-    "out exactly.",
+    statement=(
+        "Under softmax attention no function z = F(v, ξ) exists, whatever the data: attention "
+        "cannot be integrated out exactly."
+    ),
     tolerance=1e-12,
-    measures="largest of |v̇| and |ξ̇| over the largest |ż|, for three samples b̄ − δ, b̄, b̄ + δ with gradients 1, −2, 1",
+    measures=(
+        "largest of |v̇| and |ξ̇| over the largest |ż|, for three samples b̄ − δ, b̄, b̄ + δ with "
+        "gradients 1, −2, 1"
+    ),
     control="gradients 1, −1, 1",
-    derivation="Σ g = 0 and Σ g b = 0 stop v and ξ, but Σ g b bᵀ = 2δδᵀ moves z by −(2η_z/3T) δ (δᵀv)",
+    derivation=(
+        "Σ g = 0 and Σ g b = 0 stop v and ξ, but Σ g b bᵀ = 2δδᵀ moves z by −(2η_z/3T) δ (δᵀv)"
+    ),
     paper_formula=r"approximately $z=F(v)$ (Eqn. 18)",
-    corrected_formula=r"$\dot v=0$, $\dot\xi=0$ and yet $\dot z=-\tfrac{2\eta_z}{3T}\delta\delta^\top v$",
+    corrected_formula=(
+        r"$\dot v=0$, $\dot\xi=0$ and yet $\dot z=-\tfrac{2\eta_z}{3T}\delta\delta^\top v$"
+    ),
     terms=("the middle gradient", "the third δ"),
 )
 def laws_no_go(variant: Variant) -> Iterator[float]:
@@ -161,14 +186,21 @@ def laws_no_go(variant: Variant) -> Iterator[float]:
     "LAWS.velocity",
     kind=Kind.EXTENSION,
     source="Eqn. 17, made exact",
-    statement="Under softmax attention ż = (r/T) Σ_k [v̇_k ∘ ṽ_k − b̄ (v̇_kᵀṽ_k)] − (η_z/T) Σ_k E[s_k δδᵀ] v_k with δ = b − b̄ and "
-    "ṽ_k = v_k − (b̄ᵀv_k) 1.",
+    statement=(
+        "Under softmax attention ż = (r/T) Σ_k [v̇_k ∘ ṽ_k − b̄ (v̇_kᵀṽ_k)] − (η_z/T) Σ_k E[s_k δδᵀ] "
+        "v_k with δ = b − b̄ and ṽ_k = v_k − (b̄ᵀv_k) 1."
+    ),
     tolerance=1e-12,
     measures="largest deviation from ż at random states, relative to max|ż|",
     control="the last term left out",
-    derivation="E[s b bᵀ] = b̄ E[s b]ᵀ + E[s δ] b̄ᵀ + E[s δδᵀ], and E[s δ] = (v̇ − b̄ ξ̇)/η with ξ̇ = 1ᵀv̇",
+    derivation=(
+        "E[s b bᵀ] = b̄ E[s b]ᵀ + E[s δ] b̄ᵀ + E[s δδᵀ], and E[s δ] = (v̇ − b̄ ξ̇)/η with ξ̇ = 1ᵀv̇"
+    ),
     paper_formula=r"approximately $\dot z=\sum_k[\dot v_k\circ v_k-\bar b(\dot v_k^\top v_k)]$",
-    corrected_formula=r"$\dot z=\tfrac rT\sum_k[\dot v_k\circ\tilde v_k-\bar b(\dot v_k^\top\tilde v_k)]-\tfrac{\eta_z}{T}\sum_k E[s_k\delta\delta^\top]v_k$",
+    corrected_formula=(
+        r"$\dot z=\tfrac rT\sum_k[\dot v_k\circ\tilde v_k-\bar b(\dot v_k^\top\tilde "
+        r"v_k)]-\tfrac{\eta_z}{T}\sum_k E[s_k\delta\delta^\top]v_k$"
+    ),
     terms=("the first part", "the last term"),
 )
 def laws_velocity(variant: Variant) -> Iterator[float]:

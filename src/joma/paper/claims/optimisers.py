@@ -35,13 +35,22 @@ def _trained(attention: str, optimiser: Optimiser, nodes: int = 3, steps: int = 
     "OPT.sgd",
     kind=Kind.EXTENSION,
     source="Theorem 1, under SGD with momentum and weight decay",
-    statement="Per step Q = z − (r/2T) Σ v² changes by R_t − (r/2T) Σ Δv_t² with R_t = μ (R_{t−1} − (r/T) Σ Δv_{t−1}²) + "
-    "h ((r/T) λ_v Σ v_t² − λ_z z_t), exactly; likewise for linear attention and for Nesterov's momentum.",
+    statement=(
+        "Per step Q = z − (r/2T) Σ v² changes by R_t − (r/2T) Σ Δv_t² with R_t = μ (R_{t−1} − "
+        "(r/T) Σ Δv_{t−1}²) + h ((r/T) λ_v Σ v_t² − λ_z z_t), exactly; likewise for linear "
+        "attention and for Nesterov's momentum."
+    ),
     tolerance=1e-13,
-    measures="largest deviation over 80 steps, relative to max(1, max|z|): five settings, both attentions",
+    measures=(
+        "largest deviation over 80 steps, relative to max(1, max|z|): five settings, both "
+        "attentions"
+    ),
     control="the law of plain gradient descent",
-    derivation="the gradient identity ∂_z = (1/T) Σ_k v_k ∂_{v_k} makes B(θ, gradient) vanish; what is left of B(θ, Δ) is what "
-    "momentum remembers and decay takes. In continuous time Q̈ + γQ̇ = −(r/T) Σ v̇², and a kernel (r/T)(λ_v − λ_z/2)",
+    derivation=(
+        "the gradient identity ∂_z = (1/T) Σ_k v_k ∂_{v_k} makes B(θ, gradient) vanish; what is "
+        "left of B(θ, Δ) is what momentum remembers and decay takes. In continuous time Q̈ + γQ̇ = "
+        "−(r/T) Σ v̇², and a kernel (r/T)(λ_v − λ_z/2)"
+    ),
     paper_formula=r"gradient flow: $z-\tfrac12\sum_k v_k^2=c$",
     corrected_formula=r"$\Delta Q_t=R_t-\tfrac{r}{2T}\sum_k(\Delta v_{k,t})^2$, $R_t$ as stated",
     terms=("the law",),
@@ -101,8 +110,10 @@ def _decayed() -> tuple[Trajectory, ...]:
     "OPT.rest",
     kind=Kind.EXTENSION,
     source="Theorem 1, under weight decay",
-    statement="With one weight_decay for all parameters, exp attention comes to rest at z = Σ_k v_k²/T, whatever the learning "
-    "rates: at T = 1 twice the printed coefficient.",
+    statement=(
+        "With one weight_decay for all parameters, exp attention comes to rest at z = Σ_k v_k²/T, "
+        "whatever the learning rates: at T = 1 twice the printed coefficient."
+    ),
     tolerance=1e-8,
     measures="largest |z − Σ v²/T| after training to rest, three rates and temperatures",
     control="z = (r/2T) Σ v²",
@@ -123,7 +134,9 @@ def opt_rest(variant: Variant) -> Iterator[float]:
     "OPT.sign",
     kind=Kind.EXTENSION,
     source="Theorem 1, under sign descent",
-    statement="With one node, sign descent conserves z − r|v| in every step in which v keeps its sign.",
+    statement=(
+        "With one node, sign descent conserves z − r|v| in every step in which v keeps its sign."
+    ),
     tolerance=1e-13,
     measures="largest change per step, over the steps in which v keeps its sign",
     control="z − (r/2T) v²",
@@ -171,10 +184,16 @@ def adam_error(beta: float, rate: float, steps: int, factor: float = 1.0) -> flo
     statement="Under Adam with β₁ = 0, √ν_z Δz = (r/T) Σ_k v_k √ν_k Δv_k per step.",
     tolerance=1e-10,
     measures="deviation relative to √ν_z Δz over 200 steps, learning rates 1e-2, 1e-3",
-    remark="For β₁ = 0.9 it is off by 0.3, 1.4 and 12 % at learning rates 1e-4, 1e-3 and 1e-2 (3,000, 1,000 and 100 "
-    "steps), and the averaged gradient m has the exact law m_z − (1/T) Σ v m_v = P_t, P_t = β₁ (P_{t−1} − (1/T) Σ Δv m_v|_{t−1})",
+    remark=(
+        "For β₁ = 0.9 it is off by 0.3, 1.4 and 12 % at learning rates 1e-4, 1e-3 and 1e-2 (3,000, "
+        "1,000 and 100 steps), and the averaged gradient m has the exact law m_z − (1/T) Σ v m_v = "
+        "P_t, P_t = β₁ (P_{t−1} − (1/T) Σ Δv m_v|_{t−1})"
+    ),
     control="β₁ = 0.5",
-    derivation="Adam with β₁ = 0 moves each parameter by rate × gradient/√ν, so √ν Δ is the gradient, and ∂_z = (1/T) Σ_k v_k ∂_{v_k}",
+    derivation=(
+        "Adam with β₁ = 0 moves each parameter by rate × gradient/√ν, so √ν Δ is the gradient, and "
+        "∂_z = (1/T) Σ_k v_k ∂_{v_k}"
+    ),
     paper_formula=r"gradient flow: $\dot z=\sum_k v_k\circ\dot v_k$",
     corrected_formula=r"$\sqrt{\nu_z}\,\Delta z=\tfrac rT\sum_k v_k\sqrt{\nu_k}\,\Delta v_k$",
     terms=("Σ v √ν Δv",),
@@ -191,11 +210,20 @@ def opt_adam(variant: Variant) -> Iterator[float]:
     "OPT.theorem2",
     kind=Kind.EXTENSION,
     source="Theorem 2, under Adam",
-    statement="Full-batch Adam with linear nodes and exp attention has no winner: all tokens grow alike and entropy stays.",
+    statement=(
+        "Full-batch Adam with linear nodes and exp attention has no winner: all tokens grow alike "
+        "and entropy stays."
+    ),
     tolerance=0.05,
-    measures="loss of attention entropy in nats, from a small start with tokens of different saliency, until v has reached 2",
+    measures=(
+        "loss of attention entropy in nats, from a small start with tokens of different saliency, "
+        "until v has reached 2"
+    ),
     control="gradient descent, to the same size of v",
-    derivation="|Δv| ≈ h whatever the gradient's size, so saliency drops out: v_l ≈ t sgn Δ_l and z_l ≈ t for all l",
+    derivation=(
+        "|Δv| ≈ h whatever the gradient's size, so saliency drops out: v_l ≈ t sgn Δ_l and z_l ≈ t "
+        "for all l"
+    ),
     paper_formula=r"gradient flow: $v_l$ of the largest $|\Delta_l|$ wins",
     corrected_formula=r"$\dot v_l=\mathrm{sgn}\,\Delta_l$ for all $l$",
     mutants={
@@ -204,7 +232,9 @@ def opt_adam(variant: Variant) -> Iterator[float]:
         "sign descent in the place of Adam": "every weight moves by the learning rate",
     },
     equivalent={
-        "sign descent in the place of Adam": "Adam's limit where gradients change slowly: all tokens grow alike"
+        ("sign descent in the place of Adam"): (
+            "Adam's limit where gradients change slowly: all tokens grow alike"
+        )
     },
 )
 def opt_theorem2(variant: Variant) -> float:
@@ -234,16 +264,27 @@ def opt_theorem2(variant: Variant) -> float:
     "GaLore.B6",
     kind=Kind.OTHER,
     source="GaLore (arXiv 2403.03507), Lemma B.6, Eqns. 43 and 44, which builds on Theorem 2",
-    statement="With K nodes, linear activation and exp attention, v̇_j = Δ_j e^{½ Σ_k v_k²} per token; the lemma has "
-    "Δ_j Σ_k e^{v_k²/2} (its Eqn. 43) and Δ_j e^{v_j²/2} (its Eqn. 44).",
+    statement=(
+        "With K nodes, linear activation and exp attention, v̇_j = Δ_j e^{½ Σ_k v_k²} per token; "
+        "the lemma has Δ_j Σ_k e^{v_k²/2} (its Eqn. 43) and Δ_j e^{v_j²/2} (its Eqn. 44)."
+    ),
     tolerance=1e-9,
     measures="largest |v − v of the joint flow| at t = 0.6, one token, K = 2, Δ = (1, 0.7)",
-    remark="An erratum of GaLore, not of JoMA: Theorem 1 has the sum in the exponent. GaLore's Eqns. 43 (a sum of exponentials) "
-    "and 44 (each node by itself) contradict it and each other. All of v keeps the direction of Δ, in closed form (winner_take_all)",
+    remark=(
+        "An erratum of GaLore, not of JoMA: Theorem 1 has the sum in the exponent. GaLore's Eqns. "
+        "43 (a sum of exponentials) and 44 (each node by itself) contradict it and each other. All "
+        "of v keeps the direction of Δ, in closed form (winner_take_all)"
+    ),
     control="its Eqn. 44, v̇_j = Δ_j e^{v_j²/2}",
-    paper_formula=r"one node: $\dot v=\Delta\,e^{v^2/2}$; in GaLore, for many, $\dot v_j=\Delta_j\sum_k e^{v_k^2/2}$",
+    paper_formula=(
+        r"one node: $\dot v=\Delta\,e^{v^2/2}$; in GaLore, for many, $\dot v_j=\Delta_j\sum_k "
+        r"e^{v_k^2/2}$"
+    ),
     corrected_formula=r"$\dot v_j=\Delta_j\,e^{\frac12\sum_k v_k^2}$",
-    derivation=r"$z=\tfrac12\sum_k v_k^2$ by Theorem 1, one $z$ for all nodes, and $\dot v_k=\Delta_k e^{z}$.",
+    derivation=(
+        r"$z=\tfrac12\sum_k v_k^2$ by Theorem 1, one $z$ for all nodes, and $\dot v_k=\Delta_k "
+        r"e^{z}$."
+    ),
     terms=("½ Σ v²",),
     mutants={"its Eqn. 43": "a sum of exponentials"},
 )

@@ -67,8 +67,8 @@ def _queries(attention: str, variant: Variant) -> Iterator[float]:
 
 
 _MEASURES = (
-    "largest drift over four activations and both conventions (joint gradient, E_{q=m}), three queries with "
-    "probabilities about 0.6, 0.3, 0.1, relative to max(1, max|z|)"
+    "largest drift over four activations and both conventions (joint gradient, E_{q=m}), three "
+    "queries with probabilities about 0.6, 0.3, 0.1, relative to max(1, max|z|)"
 )
 _MUTANTS = {
     "each query by itself": "z_m in the place of Σ_m z_m: Theorem 1 applied to one of many queries"
@@ -79,15 +79,21 @@ _MUTANTS = {
     "T1.queries.exp",
     kind=Kind.EXTENSION,
     source="Theorem 1, for a block with many queries",
-    statement="Exp attention, queries that share the MLP: Σ_m z_m = (r/2T) Σ_k v_k² + c where z_m moves with the joint gradient, "
-    "Σ_m P(m) z_m under the paper's E_{q=m}. The paper has one query.",
+    statement=(
+        "Exp attention, queries that share the MLP: Σ_m z_m = (r/2T) Σ_k v_k² + c where z_m moves "
+        "with the joint gradient, Σ_m P(m) z_m under the paper's E_{q=m}. The paper has one query."
+    ),
     tolerance=1e-9,
     measures=_MEASURES,
-    remark="It needs context embeddings that are orthonormal and orthogonal to all query embeddings (d ≥ M_C + M_Q). One query's own "
-    "z_m is not a function of v",
+    remark=(
+        "It needs context embeddings that are orthonormal and orthogonal to all query embeddings "
+        "(d ≥ M_C + M_Q). One query's own z_m is not a function of v"
+    ),
     control="the weights of the other convention",
-    derivation="v̇_k = η Σ_m B_mk with B_mk = E[s_k b 1(q = m)], and ż_m = (η_z/T) Σ_k v_k ∘ B_mk meets the v that all "
-    "queries made: only Σ_m ż_m = (r/T) Σ_k v_k ∘ v̇_k is a total derivative",
+    derivation=(
+        "v̇_k = η Σ_m B_mk with B_mk = E[s_k b 1(q = m)], and ż_m = (η_z/T) Σ_k v_k ∘ B_mk meets "
+        "the v that all queries made: only Σ_m ż_m = (r/T) Σ_k v_k ∘ v̇_k is a total derivative"
+    ),
     paper_formula=r"one query: $z_m=\tfrac12\sum_k v_k^2+c$",
     corrected_formula=r"many: $\sum_m z_m=\tfrac{r}{2T}\sum_k v_k^2+c$",
     terms=("Σ v²", "one query"),
@@ -102,14 +108,18 @@ def t1_queries_exp(variant: Variant) -> Iterator[float]:
     "T1.queries.linear",
     kind=Kind.EXTENSION,
     source="Theorem 1, for a block with many queries",
-    statement="Linear attention, queries that share the MLP: Σ_m z_m² = r Σ_k v_k² + c where z_m moves with the joint gradient, "
-    "Σ_m P(m) z_m² under the paper's E_{q=m}. The paper has one query.",
+    statement=(
+        "Linear attention, queries that share the MLP: Σ_m z_m² = r Σ_k v_k² + c where z_m moves "
+        "with the joint gradient, Σ_m P(m) z_m² under the paper's E_{q=m}. The paper has one query."
+    ),
     tolerance=1e-9,
     measures=_MEASURES,
     remark="Same embeddings as for exp attention",
     control="the weights of the other convention",
-    derivation="z_m ∘ ż_m = η_z Σ_k v_k ∘ B_mk with B_mk = E[s_k b 1(q = m)], b = x ∘ z_m/T, and v̇_k = η Σ_m B_mk, so "
-    "Σ_m z_m ∘ ż_m = r Σ_k v_k ∘ v̇_k",
+    derivation=(
+        "z_m ∘ ż_m = η_z Σ_k v_k ∘ B_mk with B_mk = E[s_k b 1(q = m)], b = x ∘ z_m/T, and v̇_k = η "
+        "Σ_m B_mk, so Σ_m z_m ∘ ż_m = r Σ_k v_k ∘ v̇_k"
+    ),
     paper_formula=r"one query: $z_m^2=\sum_k v_k^2+c$",
     corrected_formula=r"many: $\sum_m z_m^2=r\sum_k v_k^2+c$",
     terms=("Σ v²", "one query"),
@@ -159,22 +169,35 @@ def _two_heads(embedding: str, attention: str) -> BlockTrajectory:
     "T1.heads",
     kind=Kind.EXTENSION,
     source="Theorem 1, for a block with many heads",
-    statement="If U_hᵀU_h′ = δ_hh′ I, orthogonal to the queries and frozen, each head has its own integral: Σ_m z_mh = ½ Σ_k v_hk² + c_h "
-    "(exp), Σ_m z_mh² = Σ_k v_hk² + c_h (linear), v_h = U_hᵀw. With one value map for all heads only the sum over heads is conserved. "
-    "The paper has one head.",
+    statement=(
+        "If U_hᵀU_h′ = δ_hh′ I, orthogonal to the queries and frozen, each head has its own "
+        "integral: Σ_m z_mh = ½ Σ_k v_hk² + c_h (exp), Σ_m z_mh² = Σ_k v_hk² + c_h (linear), v_h = "
+        "U_hᵀw. With one value map for all heads only the sum over heads is conserved. The paper "
+        "has one head."
+    ),
     tolerance=1e-9,
-    measures="largest drift, linear and exp attention, two heads and two queries: per head for orthonormal maps, of the sum over heads for "
-    "a shared one",
+    measures=(
+        "largest drift, linear and exp attention, two heads and two queries: per head for "
+        "orthonormal maps, of the sum over heads for a shared one"
+    ),
     remark="Orthogonal subspaces of lower rank are not enough (d ≥ H·M_C + M_Q is needed)",
     control="U_hᵀU_h = I for each head, but U₁ᵀU₂ = 0.3 I",
-    derivation="v̇_hk = η Σ_h′ U_hᵀU_h′ Σ_m B_mh′k, and Σ_m ż_mh = (η_z/T) Σ_k v_hk ∘ Σ_m B_mhk; they match token by token for all "
-    "B only if U_hᵀU_h′ = δ_hh′ I. If all U_h = U, then v̇_k = η Σ_mh B_mhk",
+    derivation=(
+        "v̇_hk = η Σ_h′ U_hᵀU_h′ Σ_m B_mh′k, and Σ_m ż_mh = (η_z/T) Σ_k v_hk ∘ Σ_m B_mhk; they "
+        "match token by token for all B only if U_hᵀU_h′ = δ_hh′ I. If all U_h = U, then v̇_k = η "
+        "Σ_mh B_mhk"
+    ),
     paper_formula=r"one head: $z_m=\tfrac12\sum_k v_k^2+c$",
-    corrected_formula=r"$\sum_m z_{mh}=\tfrac12\sum_k v_{hk}^2+c_h$ if $U_h^\top U_{h'}=\delta_{hh'}I$; $\sum_{m,h} z_{mh}=\tfrac12\sum_k v_k^2+c$ if $U_h=U$",
+    corrected_formula=(
+        r"$\sum_m z_{mh}=\tfrac12\sum_k v_{hk}^2+c_h$ if $U_h^\top U_{h'}=\delta_{hh'}I$; "
+        r"$\sum_{m,h} z_{mh}=\tfrac12\sum_k v_k^2+c$ if $U_h=U$"
+    ),
     terms=("Σ v²", "Σ v² (shared)"),
     mutants={
         "each head, shared map": "one integral per head where the heads share a value map",
-        "each head, lower rank": "one integral per head in orthogonal subspaces of half the dimension",
+        ("each head, lower rank"): (
+            "one integral per head in orthogonal subspaces of half the dimension"
+        ),
         "the other head": "Σ v² of the other head",
     },
 )

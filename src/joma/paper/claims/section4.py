@@ -36,19 +36,38 @@ RANGES = ((1.0, 4.0), (1.0, 3.0), (1.0, 2.0), (0.5, 3.0))  # of μ, 20 component
     root="attention",
     kind=Kind.WRONG,
     source="Eqn. 6 and the sentence after it",
-    statement="Adding attention back to v̇ = Δ(v) (= μ − v) gives v̇ = (μ − v) ∘ exp(v²/2); the critical point v* = μ does not change.",
+    statement=(
+        "Adding attention back to v̇ = Δ(v) (= μ − v) gives v̇ = (μ − v) ∘ exp(v²/2); the critical "
+        "point v* = μ does not change."
+    ),
     tolerance=1e-8,
-    measures="error of v̇ = e^z ∘ Δ(…), relative to its size (at least 0.01), at 30 random states of tasks with five activations; and largest |v − v̂|/max|μ| up to t = 20 for tasks with "
-    "Δ(v) = μ − v (three μ, both signs)",
-    correction="v̇ = e^z ∘ Δ(e^z ∘ v), whatever Δ: the node sees the attended input b = e^z ∘ x, so what pulls v back carries the attention too. For Δ(v) = μ − v: "
-    "v̇ = (μ − v ∘ e^{v²/2}) ∘ e^{v²/2}, with the critical point v* e^{v*²/2} = μ, v* = ±√W(μ²). Read as a model with the critical point μ of its own, Eqn. 6 "
-    "keeps the story: salient components first, entropy dips and comes back (F4.joint)",
-    counterexample="one token, x = ±1, targets ±2 and squared loss: Δ(v) = 2 − v. With attention, b = e^z x and the loss is least at v e^{v²/2} = 2, v = 1.10; Eqn. 6 goes to 2",
+    measures=(
+        "error of v̇ = e^z ∘ Δ(…), relative to its size (at least 0.01), at 30 random states of "
+        "tasks with five activations; and largest |v − v̂|/max|μ| up to t = 20 for tasks with Δ(v) "
+        "= μ − v (three μ, both signs)"
+    ),
+    correction=(
+        "v̇ = e^z ∘ Δ(e^z ∘ v), whatever Δ: the node sees the attended input b = e^z ∘ x, so what "
+        "pulls v back carries the attention too. For Δ(v) = μ − v: v̇ = (μ − v ∘ e^{v²/2}) ∘ "
+        "e^{v²/2}, with the critical point v* e^{v*²/2} = μ, v* = ±√W(μ²). Read as a model with "
+        "the critical point μ of its own, Eqn. 6 keeps the story: salient components first, "
+        "entropy dips and comes back (F4.joint)"
+    ),
+    counterexample=(
+        "one token, x = ±1, targets ±2 and squared loss: Δ(v) = 2 − v. With attention, b = e^z x "
+        "and the loss is least at v e^{v²/2} = 2, v = 1.10; Eqn. 6 goes to 2"
+    ),
     control="v̇ = Δ(e^z ∘ v), without attention on the outside",
-    derivation=r"$a=v^\top b=(e^z\circ v)^\top x$, so $\mathbb E[g\phi'(a)b]=e^z\circ\mathbb E[g\phi'((e^z\circ v)^\top x+\xi)x]=e^z\circ\Delta(e^z\circ v)$. With $z=v^2/2$ "
-    r"(Theorem 1) and $\Delta(v)=\mu-v$ the rest follows.",
+    derivation=(
+        r"$a=v^\top b=(e^z\circ v)^\top x$, so $\mathbb E[g\phi'(a)b]=e^z\circ\mathbb "
+        r"E[g\phi'((e^z\circ v)^\top x+\xi)x]=e^z\circ\Delta(e^z\circ v)$. With $z=v^2/2$ (Theorem "
+        r"1) and $\Delta(v)=\mu-v$ the rest follows."
+    ),
     paper_formula=r"$\dot v=(\mu-v)\circ e^{v^2/2}$",
-    corrected_formula=r"$\dot v=e^z\circ\Delta(e^z\circ v)$; for $\Delta(v)=\mu-v$: $\dot v=(\mu-v\circ e^{v^2/2})\circ e^{v^2/2}$",
+    corrected_formula=(
+        r"$\dot v=e^z\circ\Delta(e^z\circ v)$; for $\Delta(v)=\mu-v$: $\dot v=(\mu-v\circ "
+        r"e^{v^2/2})\circ e^{v^2/2}$"
+    ),
     terms=("e^z outside", "e^z inside", "μ"),
 )
 def e6(variant: Variant) -> Iterator[float]:
@@ -126,16 +145,32 @@ def _joint(low: float, high: float, power: float, along: float = 1.0) -> tuple[f
     "F4.joint",
     kind=Kind.EXTENSION,
     source="Figure 4, for the joint flow itself",
-    statement="With the same critical point μ (targets μ e^{μ²/2}) the joint exp flow's attention entropy dips and rebounds at least as much as that of Eqn. 6.",
+    statement=(
+        "With the same critical point μ (targets μ e^{μ²/2}) the joint exp flow's attention "
+        "entropy dips and rebounds at least as much as that of Eqn. 6."
+    ),
     tolerance=0.0,
-    measures="largest of: dip of Eqn. 6 − dip of the joint flow, and the same for the rebound, in nats; M = 20 components evenly spaced in [1, 4], [1, 3], [1, 2], [0.5, 3]",
-    remark="μ in [1, 4]: dip 2.94 and rebound 1.56 nats against 2.86 and 1.49 for Eqn. 6; [1, 3]: 1.98 and 1.34 against 1.16 and 0.53. With the same *target* μ instead (a "
-    "critical point at √W(μ²) ≤ 1.6) the dip is 0.05 and 0.03 nats: how deep it goes is a matter of the scale of the critical point. All figures are for M = 20",
+    measures=(
+        "largest of: dip of Eqn. 6 − dip of the joint flow, and the same for the rebound, in nats; "
+        "M = 20 components evenly spaced in [1, 4], [1, 3], [1, 2], [0.5, 3]"
+    ),
+    remark=(
+        "μ in [1, 4]: dip 2.94 and rebound 1.56 nats against 2.86 and 1.49 for Eqn. 6; [1, 3]: "
+        "1.98 and 1.34 against 1.16 and 0.53. With the same *target* μ instead (a critical point "
+        "at √W(μ²) ≤ 1.6) the dip is 0.05 and 0.03 nats: how deep it goes is a matter of the scale "
+        "of the critical point. All figures are for M = 20"
+    ),
     control="the same target μ in the place of the same critical point",
-    derivation=r"The joint flow is $\dot v=(\mu e^{\mu^2/2}-ve^{v^2/2})e^{v^2/2}$ (E6): from zero it starts as $\mu e^{\mu^2/2}$, steeper in $\mu$ than Eqn. 6's $\mu$, so salient "
-    r"components lead by more.",
+    derivation=(
+        r"The joint flow is $\dot v=(\mu e^{\mu^2/2}-ve^{v^2/2})e^{v^2/2}$ (E6): from zero it "
+        r"starts as $\mu e^{\mu^2/2}$, steeper in $\mu$ than Eqn. 6's $\mu$, so salient components "
+        r"lead by more."
+    ),
     paper_formula=r"$\dot v=(\mu-v)\circ e^{v^2/2}$",
-    corrected_formula=r"$\dot v=(\mu\circ e^{\mu^2/2}-v\circ e^{v^2/2})\circ e^{v^2/2}$ has the same critical point $\mu$",
+    corrected_formula=(
+        r"$\dot v=(\mu\circ e^{\mu^2/2}-v\circ e^{v^2/2})\circ e^{v^2/2}$ has the same critical "
+        r"point $\mu$"
+    ),
     mutants={
         "targets μ e^{μ²/4}": "a critical point below μ",
         "targets μ e^{0.4 μ²}": "a fifth less in the exponent",
@@ -154,17 +189,35 @@ def f4_joint(variant: Variant) -> Iterator[float]:
     "S4.shift",
     kind=Kind.UNSAID,
     source="Section 4, before Eqn. 6",
-    statement="The μμᵀ term of Theorem 3 can be omitted, since it mainly adds a constant shift towards the fixed direction μ.",
+    statement=(
+        "The μμᵀ term of Theorem 3 can be omitted, since it mainly adds a constant shift towards "
+        "the fixed direction μ."
+    ),
     tolerance=0.1,
-    measures="share of Eqn. 6's rebound that is lost with C = I + (ε − 1)μ̂μ̂ᵀ in the place of I, M = 20, μ in [1, 3] and [1, 4]; ε = 0.5 and 0.16 as printed (the corrected "
-    "Theorem 3 gives ε = β_∥/β₁ between 0.0008 and 0.91 over Student-t mixtures), 0.98 under the condition; and that the joint flow still rebounds at ε = 0.16",
-    condition="β_∥ within about 2 % of β₁, or the joint flow in the place of Eqn. 6. In Eqn. 6 the term decides: μ in [1, 3], the rebound is 0.53 nats at ε = 1, 0.37 at 0.9 and 0 at "
-    "0.5. The joint flow with the same critical point still rebounds: 1.34, 1.31, 1.08, and 0.69 at 0.16",
-    counterexample="M = 20, μ evenly in [1, 3], v̇ = C(μ − v) ∘ e^{v²/2} with C = I − ½μ̂μ̂ᵀ: the entropy falls by 0.63 nats and never comes back",
+    measures=(
+        "share of Eqn. 6's rebound that is lost with C = I + (ε − 1)μ̂μ̂ᵀ in the place of I, M = 20, "
+        "μ in [1, 3] and [1, 4]; ε = 0.5 and 0.16 as printed (the corrected Theorem 3 gives ε = "
+        "β_∥/β₁ between 0.0008 and 0.91 over Student-t mixtures), 0.98 under the condition; and "
+        "that the joint flow still rebounds at ε = 0.16"
+    ),
+    condition=(
+        "β_∥ within about 2 % of β₁, or the joint flow in the place of Eqn. 6. In Eqn. 6 the term "
+        "decides: μ in [1, 3], the rebound is 0.53 nats at ε = 1, 0.37 at 0.9 and 0 at 0.5. The "
+        "joint flow with the same critical point still rebounds: 1.34, 1.31, 1.08, and 0.69 at 0.16"
+    ),
+    counterexample=(
+        "M = 20, μ evenly in [1, 3], v̇ = C(μ − v) ∘ e^{v²/2} with C = I − ½μ̂μ̂ᵀ: the entropy falls "
+        "by 0.63 nats and never comes back"
+    ),
     control="ε = 0.7 in Eqn. 6",
-    paper_formula=r"$C(\mu)=\beta_1I+\beta_2\mu\mu^\top\to I$ “since it mainly added a constant shift”",
+    paper_formula=(
+        r"$C(\mu)=\beta_1I+\beta_2\mu\mu^\top\to I$ “since it mainly added a constant shift”"
+    ),
     corrected_formula=r"$C(\mu)\to I$ if $\beta_1+\beta_2\|\mu\|^2\approx\beta_1$",
-    derivation=r"Along $\mu$ all components are tied: with $\epsilon<1$ the salient ones, once there, are pulled beyond $\mu$ to balance those that lag, and $e^{v^2/2}$ keeps them there.",
+    derivation=(
+        r"Along $\mu$ all components are tied: with $\epsilon<1$ the salient ones, once there, are "
+        r"pulled beyond $\mu$ to balance those that lag, and $e^{v^2/2}$ keeps them there."
+    ),
     mutants={"ε = 0.9": "the condition weakened", "ε = 1.5": "β_∥ larger than β₁"},
 )
 def s4_shift(variant: Variant) -> Iterator[float]:
@@ -227,15 +280,25 @@ def s4_rank(variant: Variant) -> Iterator[float]:
 @claim(
     "S4.cooccurrence",
     source="Section 4, after Theorem 4",
-    statement="In this case, if a contextual token l co-occurs a lot with the query m, then μ_l becomes larger.",
+    statement=(
+        "In this case, if a contextual token l co-occurs a lot with the query m, then μ_l becomes "
+        "larger."
+    ),
     tolerance=1e-8,
-    measures="relative spread over tokens of |μ_l|/E[x_l | +] at the critical points of Theorem 3's mixtures",
+    measures=(
+        "relative spread over tokens of |μ_l|/E[x_l | +] at the critical points of Theorem 3's "
+        "mixtures"
+    ),
     remark=(
-        "The case is that of Theorem 3. Elsewhere frequency and target both enter: for squared loss on contexts of one token "
-        "μ_l = E[y x_l]/E[x_l²], from which the frequency cancels; it sets only how fast v_l gets there"
+        "The case is that of Theorem 3. Elsewhere frequency and target both enter: for squared "
+        "loss on contexts of one token μ_l = E[y x_l]/E[x_l²], from which the frequency cancels; "
+        "it sets only how fast v_l gets there"
     ),
     control="μ_l ∝ E[x_l | +]²",
-    derivation=r"$\dot v=0$ for two components with $\bar x_-=0$ reads $a_+\theta_1(\rho_+)\bar x_+=-[a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)]\,\hat\mu$.",
+    derivation=(
+        r"$\dot v=0$ for two components with $\bar x_-=0$ reads $a_+\theta_1(\rho_+)\bar "
+        r"x_+=-[a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)]\,\hat\mu$."
+    ),
     terms=("one E[x]",),
     mutants={"next token": "E[x] of token l + 1"},
     equivalent={"−one E[x]": "the size of μ counts, not its sign"},

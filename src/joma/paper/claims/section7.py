@@ -27,13 +27,24 @@ def coherence(U: Array) -> float:
 @claim(
     "S7.dimension",
     source="Section 7",
-    statement="For M embedding vectors to achieve |u_lᵀu_l′| ≤ ε, only d ≤ 8 ε⁻² log M is needed (the d that is needed is at most that).",
+    statement=(
+        "For M embedding vectors to achieve |u_lᵀu_l′| ≤ ε, only d ≤ 8 ε⁻² log M is needed (the d "
+        "that is needed is at most that)."
+    ),
     tolerance=1.0,
-    measures="coherence/ε of random unit vectors in d = ⌈8 ε⁻² ln M⌉ dimensions, three draws each of (M, ε) = (400, 0.5), (1000, 0.5), (2000, 0.4)",
-    remark="Random unit vectors do it, and already at d ≥ 4 ε⁻² ln M (1 + o(1)). That d suffices, for M > d vectors no better than √((M − d)/(d (M − 1))) (Welch) is possible",
+    measures=(
+        "coherence/ε of random unit vectors in d = ⌈8 ε⁻² ln M⌉ dimensions, three draws each of "
+        "(M, ε) = (400, 0.5), (1000, 0.5), (2000, 0.4)"
+    ),
+    remark=(
+        "Random unit vectors do it, and already at d ≥ 4 ε⁻² ln M (1 + o(1)). That d suffices, for "
+        "M > d vectors no better than √((M − d)/(d (M − 1))) (Welch) is possible"
+    ),
     control="d = ε⁻² ln M, random unit vectors",
-    derivation="P(|uᵀu′| > ε) ≤ 2 e^{−dε²/2} for random unit vectors, so M²/2 pairs give M² e^{−dε²/2}: below 1 for "
-    "d > 4 ε⁻² ln M, and at most M⁻² for d ≥ 8 ε⁻² ln M.",
+    derivation=(
+        "P(|uᵀu′| > ε) ≤ 2 e^{−dε²/2} for random unit vectors, so M²/2 pairs give M² e^{−dε²/2}: "
+        "below 1 for d > 4 ε⁻² ln M, and at most M⁻² for d ≥ 8 ε⁻² ln M."
+    ),
     mutants={
         "3 ε⁻² log M": "below the sharp constant 4 of random vectors",
         "8 ε⁻¹ log M": "the wrong power of ε",
@@ -70,15 +81,26 @@ def _trained(attention: str, temperature: float) -> tuple[EmbeddingPath, float, 
     "S7.trained",
     kind=Kind.EXTENSION,
     source="Section 7, training embedding vectors",
-    statement="Where the embedding vectors are trained too (left open by the paper): z_l = (η_z/2T η_u) ‖u_l‖² + c (exp), z_l² = (η_z/η_u) ‖u_l‖² + c (linear), token by token, for any "
-    "embeddings in any dimension.",
+    statement=(
+        "Where the embedding vectors are trained too (left open by the paper): z_l = (η_z/2T η_u) "
+        "‖u_l‖² + c (exp), z_l² = (η_z/η_u) ‖u_l‖² + c (linear), token by token, for any "
+        "embeddings in any dimension."
+    ),
     tolerance=1e-8,
-    measures="largest drift relative to max(1, max|z|), linear and exp attention, T = 0.8 and 1.5, GELU, 8 tokens in d = 6 < M "
-    "dimensions",
-    remark="Trained, a token's embedding keeps the account that v² kept for frozen ones; Theorem 1's own invariant drifts there",
+    measures=(
+        "largest drift relative to max(1, max|z|), linear and exp attention, T = 0.8 and 1.5, "
+        "GELU, 8 tokens in d = 6 < M dimensions"
+    ),
+    remark=(
+        "Trained, a token's embedding keeps the account that v² kept for frozen ones; Theorem 1's "
+        "own invariant drifts there"
+    ),
     control="the query's share left in: ‖u_l‖² + ‖u_q‖²",
-    derivation="u̇_l = η_u Σ_k B_lk w_k, so u_lᵀu̇_l = η_u Σ_k v_lk B_lk, v_lk = u_lᵀw_k; and ż_l = (η_z/T) Σ_k v_lk B_lk under exp "
-    "attention, z_l ż_l = η_z Σ_k v_lk B_lk under linear. No inner product of two embeddings enters",
+    derivation=(
+        "u̇_l = η_u Σ_k B_lk w_k, so u_lᵀu̇_l = η_u Σ_k v_lk B_lk, v_lk = u_lᵀw_k; and ż_l = (η_z/T) "
+        "Σ_k v_lk B_lk under exp attention, z_l ż_l = η_z Σ_k v_lk B_lk under linear. No inner "
+        "product of two embeddings enters"
+    ),
     paper_formula=r"frozen orthonormal embeddings: $z_m=\tfrac12\sum_k v_k^2+c$",
     corrected_formula=r"trained embeddings: $z_{ml}=\tfrac{\eta_z}{2T\eta_u}\|u_l\|^2+c_l$",
     terms=("‖u‖²",),
@@ -124,10 +146,17 @@ def _synonyms(seed: int, rate: float) -> Array:
     source="Section 7, training embedding vectors",
     statement="Where embeddings train, concepts with similar semantics learn similar embeddings.",
     tolerance=-0.5,
-    measures="largest cosine of two tokens of different concepts − smallest cosine of two synonyms (tokens used at random one for the other), after training from small random "
-    "embeddings; four concepts, three draws",
-    remark="Synonyms end at a cosine of 0.9 and more, others below 0: their gradients u̇_l = Σ_k B_lk w_k differ by what sets the tokens apart in the data, and by nothing else. Whether the "
-    "embeddings of large models are so correlated is a question of measurement (exhibit embeddings)",
+    measures=(
+        "largest cosine of two tokens of different concepts − smallest cosine of two synonyms "
+        "(tokens used at random one for the other), after training from small random embeddings; "
+        "four concepts, three draws"
+    ),
+    remark=(
+        "Synonyms end at a cosine of 0.9 and more, others below 0: their gradients u̇_l = Σ_k B_lk "
+        "w_k differ by what sets the tokens apart in the data, and by nothing else. Whether the "
+        "embeddings of large models are so correlated is a question of measurement (exhibit "
+        "embeddings)"
+    ),
     control="embeddings held at their start",
     mutants={"pairs at random": "tokens of different concepts taken for synonyms"},
 )

@@ -56,22 +56,39 @@ def _no_second_order(d: Array, rng: np.random.Generator, nodes: int, mean: Array
     statement="Softmax attention: with b̄ constant and E[Σ_k g h′ b bᵀ] = b̄ E[Σ_k g h′ b]ᵀ, "
     "z(t) = ½ Σ_k (v_k² − ‖v_k‖² b̄) + c.",
     tolerance=1e-9,
-    measures="‖ẑ − z‖ / max(1, ‖z‖) at t = 6 on tasks with linear nodes that fulfil the premises at all times: as printed (summed over "
-    "k; z moves by less than 1e-12 there), and for each k",
-    correction="the second premise must hold for each node k. But E[diag b − b bᵀ] is a graph Laplacian, so a constant b̄ forces ż = 0: "
-    "the exact case is one in which attention does not learn. What is exact for every softmax flow is Σ_l z_l = const; Eqn. 18 "
-    "itself is an approximation that predicts the pattern of z (see Figure 2)",
-    counterexample="Two linear nodes with g₁ = −g₂ = g. Contexts: three tokens, alone (g = 3, 1, 8) and in the pairs 12, 13, 23 (g = 4, −8, −8), "
-    "equally often. Σ_k g_k = 0, so the second premise reads 0 = 0. At z = 0, a = E[g b] = (1, −1, 0)/6 and (diag a − E[g b bᵀ])a = 0, so "
-    "with v₁ = −v₂ = a t, ż = 0: z = 0 and b̄ = (⅓, ⅓, ⅓) for ever, the first premise. Eqn. 18 gives z(6) = (⅓, ⅓, −⅔)",
+    measures=(
+        "‖ẑ − z‖ / max(1, ‖z‖) at t = 6 on tasks with linear nodes that fulfil the premises at all "
+        "times: as printed (summed over k; z moves by less than 1e-12 there), and for each k"
+    ),
+    correction=(
+        "the second premise must hold for each node k. But E[diag b − b bᵀ] is a graph Laplacian, "
+        "so a constant b̄ forces ż = 0: the exact case is one in which attention does not learn. "
+        "What is exact for every softmax flow is Σ_l z_l = const; Eqn. 18 itself is an "
+        "approximation that predicts the pattern of z (see Figure 2)"
+    ),
+    counterexample=(
+        "Two linear nodes with g₁ = −g₂ = g. Contexts: three tokens, alone (g = 3, 1, 8) and in "
+        "the pairs 12, 13, 23 (g = 4, −8, −8), equally often. Σ_k g_k = 0, so the second premise "
+        "reads 0 = 0. At z = 0, a = E[g b] = (1, −1, 0)/6 and (diag a − E[g b bᵀ])a = 0, so with "
+        "v₁ = −v₂ = a t, ż = 0: z = 0 and b̄ = (⅓, ⅓, ⅓) for ever, the first premise. Eqn. 18 gives "
+        "z(6) = (⅓, ⅓, −⅔)"
+    ),
     control="Eqn. 18 with a plus sign in the place of the minus",
-    derivation="ż = Σ_k (diag E[g_k h′ b] − E[g_k h′ b bᵀ]) v_k: each node's matrix meets its own v_k, and their sum says nothing. "
-    "ḃ̄ = E[diag b − b bᵀ] ż/T; the kernel of that Laplacian holds only vectors constant on connected sets of tokens, to which ż is "
-    "orthogonal, so ḃ̄ = 0 implies ż = 0.",
-    paper_formula=r"$\bar b_m$ constant and $\mathbb E[\sum_k g_{h_k}h_k' bb^\top]=\bar b_m\mathbb E[\sum_k g_{h_k}h_k' b]\;\Rightarrow\;"
-    r"z_m(t)=\tfrac12\sum_k v_k^2(t)-\|v_k(t)\|_2^2\,\bar b_m+c$",
-    corrected_formula=r"$\bar b_m$ constant and $\mathbb E[g_{h_k}h_k' bb^\top]=\bar b_m\mathbb E[g_{h_k}h_k' b]^\top\ \forall k\;\Rightarrow\;"
-    r"z_m(t)=\tfrac12\sum_k (v_k^2-\|v_k\|_2^2\,\bar b_m)+c=z_m(0)$. For every softmax flow: $\mathbf 1^\top z_m(t)=\text{const}$",
+    derivation=(
+        "ż = Σ_k (diag E[g_k h′ b] − E[g_k h′ b bᵀ]) v_k: each node's matrix meets its own v_k, "
+        "and their sum says nothing. ḃ̄ = E[diag b − b bᵀ] ż/T; the kernel of that Laplacian holds "
+        "only vectors constant on connected sets of tokens, to which ż is orthogonal, so ḃ̄ = 0 "
+        "implies ż = 0."
+    ),
+    paper_formula=(
+        r"$\bar b_m$ constant and $\mathbb E[\sum_k g_{h_k}h_k' bb^\top]=\bar b_m\mathbb E[\sum_k "
+        r"g_{h_k}h_k' b]\;\Rightarrow\;z_m(t)=\tfrac12\sum_k v_k^2(t)-\|v_k(t)\|_2^2\,\bar b_m+c$"
+    ),
+    corrected_formula=(
+        r"$\bar b_m$ constant and $\mathbb E[g_{h_k}h_k' bb^\top]=\bar b_m\mathbb E[g_{h_k}h_k' "
+        r"b]^\top\ \forall k\;\Rightarrow\;z_m(t)=\tfrac12\sum_k (v_k^2-\|v_k\|_2^2\,\bar "
+        r"b_m)+c=z_m(0)$. For every softmax flow: $\mathbf 1^\top z_m(t)=\text{const}$"
+    ),
     terms=("Σ v²", "‖v‖² b̄"),
 )
 def t1_softmax(variant: Variant) -> Iterator[float]:
@@ -110,19 +127,34 @@ def t1_softmax(variant: Variant) -> Iterator[float]:
     source="Theorem 1 and Eqn. 17",
     statement="If E[Σ_k g h′ b bᵀ] = b̄ E[Σ_k g h′ b]ᵀ, then ż = Σ_k (v̇_k ∘ v_k − b̄ v̇_kᵀ v_k).",
     tolerance=1e-10,
-    measures="error of Eqn. 17 relative to its first term, at twenty random states of tasks that fulfil the hypothesis (and of "
-    "v̇_k = b̄ ξ̇_k for the corrected statement)",
-    correction="The hypothesis must hold for each k, since each term meets its own v_k. Multiplied by 1 (Σ b = 1) it "
-    "then forces v̇_k = b̄ ξ̇_k: all nodes move along the one direction b̄",
-    counterexample="Cross-entropy with linear nodes has Σ_k g_k = 0 for every sample, so the hypothesis reads 0 = 0 on every data set; Eqn. 17 "
-    "is off by up to 15 % of its first term on the class distributions of Figure 2",
+    measures=(
+        "error of Eqn. 17 relative to its first term, at twenty random states of tasks that fulfil "
+        "the hypothesis (and of v̇_k = b̄ ξ̇_k for the corrected statement)"
+    ),
+    correction=(
+        "The hypothesis must hold for each k, since each term meets its own v_k. Multiplied by 1 "
+        "(Σ b = 1) it then forces v̇_k = b̄ ξ̇_k: all nodes move along the one direction b̄"
+    ),
+    counterexample=(
+        "Cross-entropy with linear nodes has Σ_k g_k = 0 for every sample, so the hypothesis reads "
+        "0 = 0 on every data set; Eqn. 17 is off by up to 15 % of its first term on the class "
+        "distributions of Figure 2"
+    ),
     control="Eqn. 17 with + b̄ v̇ᵀv on the same tasks",
-    derivation="ż = Σ_k (diag E[g_k h′ b] − E[g_k h′ b bᵀ]) v_k. Cross-entropy with linear nodes has Σ_k g_k = 0, so "
-    "the summed hypothesis holds as 0 = 0, yet Σ_k E[g_k b bᵀ] v_k ≠ b̄ Σ_k v̇_kᵀ v_k.",
-    paper_formula=r"$\mathbb E[\textstyle\sum_k g_{h_k}h_k' bb^\top]=\bar b_m\,\mathbb E[\textstyle\sum_k g_{h_k}h_k' b]\;\Rightarrow\;"
-    r"\dot z_m=\sum_k\dot v_k\circ v_k-\bar b_m\dot v_k^\top v_k$",
-    corrected_formula=r"$\mathbb E[g_{h_k}h_k' bb^\top]=\bar b_m\,\mathbb E[g_{h_k}h_k' b]^\top\ \forall k\;\Rightarrow\;"
-    r"\dot z_m=\sum_k\dot v_k\circ v_k-\bar b_m\dot v_k^\top v_k$ and $\dot v_k=\bar b_m\dot\xi_k$",
+    derivation=(
+        "ż = Σ_k (diag E[g_k h′ b] − E[g_k h′ b bᵀ]) v_k. Cross-entropy with linear nodes has Σ_k "
+        "g_k = 0, so the summed hypothesis holds as 0 = 0, yet Σ_k E[g_k b bᵀ] v_k ≠ b̄ Σ_k v̇_kᵀ "
+        "v_k."
+    ),
+    paper_formula=(
+        r"$\mathbb E[\textstyle\sum_k g_{h_k}h_k' bb^\top]=\bar b_m\,\mathbb E[\textstyle\sum_k "
+        r"g_{h_k}h_k' b]\;\Rightarrow\;\dot z_m=\sum_k\dot v_k\circ v_k-\bar b_m\dot v_k^\top v_k$"
+    ),
+    corrected_formula=(
+        r"$\mathbb E[g_{h_k}h_k' bb^\top]=\bar b_m\,\mathbb E[g_{h_k}h_k' b]^\top\ \forall "
+        r"k\;\Rightarrow\;\dot z_m=\sum_k\dot v_k\circ v_k-\bar b_m\dot v_k^\top v_k$ and $\dot "
+        r"v_k=\bar b_m\dot\xi_k$"
+    ),
     terms=("v̇ ∘ v", "b̄ v̇ᵀv", "b̄ ξ̇"),
     mutants={"one b̄": "b̄ uniform in the place of E[b]"},
 )

@@ -49,10 +49,14 @@ def _square(path: Trajectory, variant: Variant) -> Array:
 @claim(
     "A1.per_hidden_loss",
     source="Appendix A.1, Eqn. 9",
-    statement="Under Assumption 1 the dynamics is gradient ascent on E[Σ_k g_k h_k], per hidden node.",
+    statement=(
+        "Under Assumption 1 the dynamics is gradient ascent on E[Σ_k g_k h_k], per hidden node."
+    ),
     tolerance=1e-7,
-    measures="largest deviation of Eqn. 2 from central differences of E[Σ g h], relative to the largest gradient (at least "
-    "0.1), three attentions, five activations, random states",
+    measures=(
+        "largest deviation of Eqn. 2 from central differences of E[Σ g h], relative to the largest "
+        "gradient (at least 0.1), three attentions, five activations, random states"
+    ),
     control="Eqn. 2 without the factor φ′",
     terms=("v̇", "ξ̇", "ż"),
 )
@@ -87,17 +91,35 @@ def a1_per_hidden_loss(variant: Variant) -> Iterator[float]:
     root="layerwise",
     kind=Kind.WRONG,
     source="Assumption 1 and the note after it",
-    statement="E[g x] remains constant during training; this is true for layer-wise training (other layers fixed).",
+    statement=(
+        "E[g x] remains constant during training; this is true for layer-wise training (other "
+        "layers fixed)."
+    ),
     tolerance=1e-12,
-    measures="largest ‖E[g x](t) − E[g x](0)‖/‖E[g x](0)‖ up to t = 200 while one layer is trained and what is above it is fixed: "
-    "softmax cross-entropy and squared loss (printed); a loss linear in the layer's outputs (corrected)",
-    correction="it is true if the loss is linear in the layer's outputs h. Otherwise g = −∂L/∂h moves with h although every other layer is fixed",
-    counterexample="class distributions of Figure 2, one layer trained: E[g x] moves by 91 % until t = 5 under squared loss and by 18 % until t = 200 under cross-entropy",
+    measures=(
+        "largest ‖E[g x](t) − E[g x](0)‖/‖E[g x](0)‖ up to t = 200 while one layer is trained and "
+        "what is above it is fixed: softmax cross-entropy and squared loss (printed); a loss "
+        "linear in the layer's outputs (corrected)"
+    ),
+    correction=(
+        "it is true if the loss is linear in the layer's outputs h. Otherwise g = −∂L/∂h moves "
+        "with h although every other layer is fixed"
+    ),
+    counterexample=(
+        "class distributions of Figure 2, one layer trained: E[g x] moves by 91 % until t = 5 "
+        "under squared loss and by 18 % until t = 200 under cross-entropy"
+    ),
     control="the linear loss with a quadratic term of 1 %",
-    derivation=r"$g=-\partial L/\partial h$ is a function of this layer's own $h$: fixing the others fixes that function, not its value. It is "
-    r"constant in $h$ iff $L$ is linear in $h$. To first order $\dot g=-\nabla^2L\,\dot h$.",
+    derivation=(
+        r"$g=-\partial L/\partial h$ is a function of this layer's own $h$: fixing the others "
+        r"fixes that function, not its value. It is constant in $h$ iff $L$ is linear in $h$. To "
+        r"first order $\dot g=-\nabla^2L\,\dot h$."
+    ),
     paper_formula=r"$\mathbb E[g_{h_k}x]$ is constant in layer-wise training",
-    corrected_formula=r"$\mathbb E[g_{h_k}x]$ is constant in layer-wise training with a loss that is linear in $h$",
+    corrected_formula=(
+        r"$\mathbb E[g_{h_k}x]$ is constant in layer-wise training with a loss that is linear in "
+        r"$h$"
+    ),
     mutants={"quadratic loss of 0.1 %": "the linear loss with a quadratic term of 0.1 %"},
 )
 def a1_layerwise(variant: Variant) -> Iterator[float]:
@@ -170,14 +192,24 @@ _RATES = tuple((ratio, temperature) for ratio in (0.1, 1.0, 3.0) for temperature
     "T1.rates",
     kind=Kind.EXTENSION,
     source="Theorem 1, for unequal rates and any temperature",
-    statement="With r = attention_lr / mlp_lr and temperature T: z² = r Σ v² + c (linear attention), z = (r/2T) Σ v² + c (exp). The "
-    "paper has r = T = 1.",
+    statement=(
+        "With r = attention_lr / mlp_lr and temperature T: z² = r Σ v² + c (linear attention), z = "
+        "(r/2T) Σ v² + c (exp). The paper has r = T = 1."
+    ),
     tolerance=1e-9,
-    measures="largest drift over rate ratios 0.1, 1, 3, temperatures 0.5, 2, five activations, linear and exp attention",
+    measures=(
+        "largest drift over rate ratios 0.1, 1, 3, temperatures 0.5, 2, five activations, linear "
+        "and exp attention"
+    ),
     control="1/r in the place of r",
-    derivation="exp: ż = (η_z/T) Σ v_k ∘ E[s_k b] = (r/T) Σ v_k ∘ v̇_k. Linear: z ∘ ż = r Σ v_k ∘ v̇_k, both sides hold E[s_k x] ∘ z/T.",
+    derivation=(
+        "exp: ż = (η_z/T) Σ v_k ∘ E[s_k b] = (r/T) Σ v_k ∘ v̇_k. Linear: z ∘ ż = r Σ v_k ∘ v̇_k, "
+        "both sides hold E[s_k x] ∘ z/T."
+    ),
     paper_formula=r"$z_m=\tfrac12\sum_k v_k^2+c,\quad z_m^2=\sum_k v_k^2+c$",
-    corrected_formula=r"$z_m=\tfrac{r}{2T}\sum_k v_k^2+c,\quad z_m^2=r\sum_k v_k^2+c,\quad r=\eta_z/\eta_w$",
+    corrected_formula=(
+        r"$z_m=\tfrac{r}{2T}\sum_k v_k^2+c,\quad z_m^2=r\sum_k v_k^2+c,\quad r=\eta_z/\eta_w$"
+    ),
     terms=("Σ v²",),
     mutants={
         "r = 1": "the ratio of the rates left out",
@@ -205,12 +237,20 @@ def t1_rates(variant: Variant) -> Iterator[float]:
     source="Theorem 1, last sentence",
     statement="Under zero initialisation (w = 0, z = 0) the constant c is 0.",
     tolerance=1e-9,
-    measures="largest |z − ½ Σ v²| (exp) and |z² − Σ v²| (linear) over the flow from zero, three activations, three draws",
-    remark="Under linear attention w = z = 0 is a fixed point of (v, z) (v̇ ∝ z, ż ∝ v; only ξ moves): c = 0 is true there, and "
-    "nothing happens. Start with z ≠ 0",
+    measures=(
+        "largest |z − ½ Σ v²| (exp) and |z² − Σ v²| (linear) over the flow from zero, three "
+        "activations, three draws"
+    ),
+    remark=(
+        "Under linear attention w = z = 0 is a fixed point of (v, z) (v̇ ∝ z, ż ∝ v; only ξ moves): "
+        "c = 0 is true there, and nothing happens. Start with z ≠ 0"
+    ),
     control="a start with v(0) ≠ 0",
-    derivation=r"$c=z^2(0)-\sum_kv_k^2(0)=0$ and $c=z(0)-\tfrac12\sum_kv_k^2(0)=0$. Linear attention has $\dot v_k=z\circ\mathbb E[g_kh_k'x]$ and "
-    r"$\dot z=\sum_k v_k\circ\mathbb E[g_kh_k'x]$, which vanish at $v=z=0$.",
+    derivation=(
+        r"$c=z^2(0)-\sum_kv_k^2(0)=0$ and $c=z(0)-\tfrac12\sum_kv_k^2(0)=0$. Linear attention has "
+        r"$\dot v_k=z\circ\mathbb E[g_kh_k'x]$ and $\dot z=\sum_k v_k\circ\mathbb E[g_kh_k'x]$, "
+        r"which vanish at $v=z=0$."
+    ),
     terms=("Σ v²",),
     mutants={"z(0) = 0.01": "a start with z(0) = 0.01", **NEXT_TOKEN},
 )
@@ -234,14 +274,25 @@ def t1_zero_init(variant: Variant) -> Iterator[float]:
     "T1.descent_law",
     kind=Kind.EXTENSION,
     source="Theorem 1, for gradient descent",
-    statement="A step of gradient descent changes the exp invariant by exactly −(r/2T) Σ Δv², the linear one by Δz² − r Σ Δv², "
-    "and leaves the softmax sum Σ_l z_l as it is.",
+    statement=(
+        "A step of gradient descent changes the exp invariant by exactly −(r/2T) Σ Δv², the linear "
+        "one by Δz² − r Σ Δv², and leaves the softmax sum Σ_l z_l as it is."
+    ),
     tolerance=1e-12,
-    measures="largest deviation of the measured drift from the law over 400 steps, relative to max(1, max|z|)",
+    measures=(
+        "largest deviation of the measured drift from the law over 400 steps, relative to max(1, "
+        "max|z|)"
+    ),
     control="the law with the opposite sign",
-    derivation="z⁺ − z = (r/T) Σ v ∘ Δv, and (v + Δv)² − v² = 2 v ∘ Δv + Δv²: the terms linear in the step cancel.",
+    derivation=(
+        "z⁺ − z = (r/T) Σ v ∘ Δv, and (v + Δv)² − v² = 2 v ∘ Δv + Δv²: the terms linear in the "
+        "step cancel."
+    ),
     paper_formula=r"$z=\tfrac12\sum_kv_k^2+c$ along the gradient flow",
-    corrected_formula=r"$\Delta\big(z-\tfrac r{2T}\sum_kv_k^2\big)=-\tfrac r{2T}\sum_k(\Delta v_k)^2$ per step of gradient descent",
+    corrected_formula=(
+        r"$\Delta\big(z-\tfrac r{2T}\sum_kv_k^2\big)=-\tfrac r{2T}\sum_k(\Delta v_k)^2$ per step "
+        r"of gradient descent"
+    ),
     terms=("Δv² (exp)", "Δz²", "Δv² (linear)"),
     mutants={"one token missing": "Σ_l z_l without its first token"},
 )
@@ -286,10 +337,14 @@ def _descents() -> tuple[Trajectory, ...]:
     source="Eqn. 60",
     statement="w(t) = w(0) + U_C[v(t) − v(0)] + u_m ξ(t), with ξ(t) = ∫₀ᵗ E[g h′].",
     tolerance=1e-10,
-    measures="largest deviation of w(t) along the flow of w itself in d = 12 dimensions, relative to the way of w; three attentions, "
-    "two activations, orthonormal embeddings",
-    remark="ξ here starts at 0, also where u_mᵀw(0) ≠ 0: it is what w gains along u_m. It needs U_C orthonormal and orthogonal to u_m, as "
-    "Section 2 assumes",
+    measures=(
+        "largest deviation of w(t) along the flow of w itself in d = 12 dimensions, relative to "
+        "the way of w; three attentions, two activations, orthonormal embeddings"
+    ),
+    remark=(
+        "ξ here starts at 0, also where u_mᵀw(0) ≠ 0: it is what w gains along u_m. It needs U_C "
+        "orthonormal and orthogonal to u_m, as Section 2 assumes"
+    ),
     control="embeddings at an angle: u₁ᵀu₂ = 0.3",
     terms=("U_C Δv", "u_m ξ"),
     mutants={"v(0) left out": "U_C v(t) in the place of U_C[v(t) − v(0)]"},

@@ -52,17 +52,33 @@ def _paths(share: float, draws: int = DRAWS) -> tuple[tuple[Array, float, Trajec
     root="erf",
     kind=Kind.WRONG,
     source="Theorem 2, Eqns. 4 and 22",
-    statement="erf(v_l(t)/2)/Δ_lm is the same for all tokens l (exp attention, linear activation, zero start).",
+    statement=(
+        "erf(v_l(t)/2)/Δ_lm is the same for all tokens l (exp attention, linear activation, zero "
+        "start)."
+    ),
     tolerance=1e-8,
-    measures="largest relative spread of the ratio over tokens at 0.9 of the blow-up time, twelve draws with Δ of both signs and A from "
-    "0.5 to 2",
+    measures=(
+        "largest relative spread of the ratio over tokens at 0.9 of the blow-up time, twelve draws "
+        "with Δ of both signs and A from 0.5 to 2"
+    ),
     correction="erf(v_l/√2)/Δ_lm",
-    counterexample="One sample x = (1, ½), g = 1: v̇_l = Δ_l e^{v_l²/2} with Δ = (1, ½). At t = 1, v = (1.28, 0.52), so erf(v/2)/Δ = (0.63, 0.58), "
-    "while erf(v/√2)/Δ = √(2/π)(1, 1)",
+    counterexample=(
+        "One sample x = (1, ½), g = 1: v̇_l = Δ_l e^{v_l²/2} with Δ = (1, ½). At t = 1, v = (1.28, "
+        "0.52), so erf(v/2)/Δ = (0.63, 0.58), while erf(v/√2)/Δ = √(2/π)(1, 1)"
+    ),
     control="v_l/Δ_lm, as without attention",
-    derivation="v̇_l = Δ_l exp(v_l²/2)/A, so ∫ exp(−v²/2) dv = Δ_l t/A, and ∫₀^v exp(−u²/2) du = √(π/2) erf(v/√2).",
-    paper_formula=r"$\frac{\operatorname{erf}(v_l(t)/2)}{\Delta_{lm}}=\frac{\operatorname{erf}(v_{l'}(t)/2)}{\Delta_{l'm}}$",
-    corrected_formula=r"$\frac{\operatorname{erf}(v_l(t)/\sqrt2)}{\Delta_{lm}}=\frac{\operatorname{erf}(v_{l'}(t)/\sqrt2)}{\Delta_{l'm}}$",
+    derivation=(
+        "v̇_l = Δ_l exp(v_l²/2)/A, so ∫ exp(−v²/2) dv = Δ_l t/A, and ∫₀^v exp(−u²/2) du = √(π/2) "
+        "erf(v/√2)."
+    ),
+    paper_formula=(
+        r"$\frac{\operatorname{erf}(v_l(t)/2)}{\Delta_{lm}}=\frac{\operatorname{erf}(v_{l'}(t)/2)}{"
+        r"\Delta_{l'm}}$"
+    ),
+    corrected_formula=(
+        r"$\frac{\operatorname{erf}(v_l(t)/\sqrt2)}{\Delta_{lm}}=\frac{"
+        r"\operatorname{erf}(v_{l'}(t)/\sqrt2)}{\Delta_{l'm}}$"
+    ),
     terms=("argument of erf", "one Δ"),
     mutants={"all Δ × 1.01": "every Δ_lm × 1.01", "next token": "Δ of token l + 1"},
     equivalent={
@@ -86,15 +102,26 @@ def t2_invariant(variant: Variant) -> Iterator[float]:
 @claim(
     "T2.winner",
     source="Theorem 2, remarks",
-    statement="With l* = argmax |Δ_lm|, v_l* → sign(Δ_l*m) · ∞ and all other v_l converge to finite numbers.",
+    statement=(
+        "With l* = argmax |Δ_lm|, v_l* → sign(Δ_l*m) · ∞ and all other v_l converge to finite "
+        "numbers."
+    ),
     tolerance=1e-6,
-    measures="at the flow's own blow-up, six draws, half of them with Δ_l* < 0: 1 − sign(Δ_l*) erf(v_l*/√2), the relative error of the "
-    "time, and the other tokens' distance from √2 erfinv(Δ_l/|Δ_l*|)",
-    remark="The blow-up comes in finite time, at t* = A √(π/2)/max|Δ_lm|, and the others stop at √2 erfinv(Δ_l/|Δ_l*|). Tokens with exactly the "
-    "same |Δ| (measure zero) blow up together",
+    measures=(
+        "at the flow's own blow-up, six draws, half of them with Δ_l* < 0: 1 − sign(Δ_l*) "
+        "erf(v_l*/√2), the relative error of the time, and the other tokens' distance from √2 "
+        "erfinv(Δ_l/|Δ_l*|)"
+    ),
+    remark=(
+        "The blow-up comes in finite time, at t* = A √(π/2)/max|Δ_lm|, and the others stop at √2 "
+        "erfinv(Δ_l/|Δ_l*|). Tokens with exactly the same |Δ| (measure zero) blow up together"
+    ),
     control="the token with the second largest |Δ_lm| wins",
-    derivation=r"$\sqrt{\pi/2}\operatorname{erf}(v_l/\sqrt2)=\Delta_{lm}t/A$. The left side is below $\sqrt{\pi/2}$, so $v_l$ is infinite "
-    r"when $|\Delta_{lm}|t/A$ gets there: first for the token with the largest $|\Delta_{lm}|$.",
+    derivation=(
+        r"$\sqrt{\pi/2}\operatorname{erf}(v_l/\sqrt2)=\Delta_{lm}t/A$. The left side is below "
+        r"$\sqrt{\pi/2}$, so $v_l$ is infinite when $|\Delta_{lm}|t/A$ gets there: first for the "
+        r"token with the largest $|\Delta_{lm}|$."
+    ),
     terms=("limits of the others", "blow-up time"),
     mutants={
         "v → +∞": "the sign of Δ_l*m left out",
@@ -125,7 +152,10 @@ def t2_winner(variant: Variant) -> Iterator[float]:
     source="Section 3.1 and footnote 1",
     statement="Δ_lm = E_{q=m}[g x_l] = E_{l,q=m}[g] · P(l|m): discriminancy × frequency.",
     tolerance=1e-14,
-    measures="largest difference over 20 tasks from a count: draw a sample, then a token of it, both enumerated",
+    measures=(
+        "largest difference over 20 tasks from a count: draw a sample, then a token of it, both "
+        "enumerated"
+    ),
     control="P(l|m) without the weights of the samples",
     terms=("E[g x]", "discriminancy", "frequency"),
 )
@@ -157,20 +187,41 @@ def t2_saliency(variant: Variant) -> Iterator[float]:
     root="softmax",
     kind=Kind.WRONG,
     source="Theorem 2, remarks",
-    statement="For softmax attention, if A[i] remains constant across samples and all elements of b̄ are the same, Theorem 2 also applies.",
+    statement=(
+        "For softmax attention, if A[i] remains constant across samples and all elements of b̄ are "
+        "the same, Theorem 2 also applies."
+    ),
     tolerance=1e-9,
-    measures="relative spread over tokens of erf(v_l/√2)/Δ_l (the corrected Theorem 2) and of v_l/Δ_l, on flows that fulfil both conditions at "
-    "all times (A[i] = 1 and b̄ = 1/M to 1e-12 at t = 2; six draws)",
-    correction="v_l/Δ_lm is common to all tokens: both conditions for all time force x̄_l e^{z_l} = A/M with Σ_l z_l constant, so z is constant "
-    "and v grows linearly. Fulfilled at the start only, they are lost as soon as attention learns",
-    counterexample="Three tokens, alone (g = 2, −3, −3) and in the pairs 12, 13, 23 (g = 0, 0, 4), equally often, K = 1. At z = 0, A[i] = 1, b̄ = (⅓, ⅓, ⅓), "
-    "Δ = E[g x] = (2, −1, −1)/6 and (diag Δ − E[g b bᵀ])Δ = 0, so z = 0 for ever and v = Δ t. At t = 6, v = (2, −1, −1): "
-    "erf(v/√2)/Δ = (2.86, 4.10, 4.10)",
+    measures=(
+        "relative spread over tokens of erf(v_l/√2)/Δ_l (the corrected Theorem 2) and of v_l/Δ_l, "
+        "on flows that fulfil both conditions at all times (A[i] = 1 and b̄ = 1/M to 1e-12 at t = "
+        "2; six draws)"
+    ),
+    correction=(
+        "v_l/Δ_lm is common to all tokens: both conditions for all time force x̄_l e^{z_l} = A/M "
+        "with Σ_l z_l constant, so z is constant and v grows linearly. Fulfilled at the start "
+        "only, they are lost as soon as attention learns"
+    ),
+    counterexample=(
+        "Three tokens, alone (g = 2, −3, −3) and in the pairs 12, 13, 23 (g = 0, 0, 4), equally "
+        "often, K = 1. At z = 0, A[i] = 1, b̄ = (⅓, ⅓, ⅓), Δ = E[g x] = (2, −1, −1)/6 and (diag Δ − "
+        "E[g b bᵀ])Δ = 0, so z = 0 for ever and v = Δ t. At t = 6, v = (2, −1, −1): erf(v/√2)/Δ = "
+        "(2.86, 4.10, 4.10)"
+    ),
     control="erf(v_l/2)/Δ_l, as printed in Theorem 2",
-    paper_formula=r"$A[i]=A,\ \bar b_m=\mathbf 1/M\;\Rightarrow\;\operatorname{erf}(v_l/2)/\Delta_{lm}$ is common to all $l$",
-    corrected_formula=r"$A[i]=A,\ \bar b_m=\mathbf 1/M\;\Rightarrow\;\dot z_m=0$ and $v_l/\Delta_{lm}$ is common to all $l$",
-    derivation=r"$\bar b_l=\bar x_l e^{z_l}/A=1/M$ fixes $z_l$ up to $\ln A$, and $\sum_l z_l$ is constant under softmax, so $z$ is "
-    r"constant. Then $\dot v_l=\Delta_{lm}e^{z_l}/A$ with constant factors: linear growth, no erf.",
+    paper_formula=(
+        r"$A[i]=A,\ \bar b_m=\mathbf 1/M\;\Rightarrow\;\operatorname{erf}(v_l/2)/\Delta_{lm}$ is "
+        r"common to all $l$"
+    ),
+    corrected_formula=(
+        r"$A[i]=A,\ \bar b_m=\mathbf 1/M\;\Rightarrow\;\dot z_m=0$ and $v_l/\Delta_{lm}$ is common "
+        r"to all $l$"
+    ),
+    derivation=(
+        r"$\bar b_l=\bar x_l e^{z_l}/A=1/M$ fixes $z_l$ up to $\ln A$, and $\sum_l z_l$ is "
+        r"constant under softmax, so $z$ is constant. Then $\dot v_l=\Delta_{lm}e^{z_l}/A$ with "
+        r"constant factors: linear growth, no erf."
+    ),
     terms=("one Δ",),
     mutants={"next token": "Δ of token l + 1"},
 )

@@ -37,20 +37,39 @@ def _points() -> tuple[tuple[Mixture, Array, float], ...]:
     statement="Near μ, v̇ = C(μ)(μ − v) with C = s_μ{β₁I + β₂μμᵀ}, β₁ = s_μ a₊‖x̄₊‖θ₁(r₊)/‖μ‖², "
     "β₂ = s_μ a₊‖x̄₊‖(ξ*θ₁′(r₊) − 2θ₁(r₊))/‖μ‖⁴.",
     tolerance=5e-7,
-    measures="relative error of C against differences of the field with ξ held, at critical points with s_μ = ±1 (Student-t, five (n, ν, a, slopes)), "
-    "‖μ‖ = 0.5, 1, 2",
-    correction="C = β₁I + β₂μμᵀ with β₁ = s_μ a₊‖x̄₊‖θ₁(ρ₊)/‖μ‖ and, along μ, β₁ + β₂‖μ‖² = −[a₊θ₁′(ρ₊) − a₋θ₁′(ρ₋)]ξ*²/‖μ‖³. s_μ is counted "
-    "twice in the theorem, and the printed β's follow from the uncorrected Lemma 2: they give β₁ + β₂‖μ‖² ∝ ξ*θ₁′ − θ₁ < 0 whenever ξ* ≤ 0, "
-    "so that C could never be positive definite where A.4 says the critical points are",
-    counterexample="Student-t, ν = 3, a = (0.4, −0.6), ‖μ‖ = 1: printed β₁ + β₂‖μ‖² = −0.112, by differences of the field +0.0114",
+    measures=(
+        "relative error of C against differences of the field with ξ held, at critical points with "
+        "s_μ = ±1 (Student-t, five (n, ν, a, slopes)), ‖μ‖ = 0.5, 1, 2"
+    ),
+    correction=(
+        "C = β₁I + β₂μμᵀ with β₁ = s_μ a₊‖x̄₊‖θ₁(ρ₊)/‖μ‖ and, along μ, β₁ + β₂‖μ‖² = −[a₊θ₁′(ρ₊) − "
+        "a₋θ₁′(ρ₋)]ξ*²/‖μ‖³. s_μ is counted twice in the theorem, and the printed β's follow from "
+        "the uncorrected Lemma 2: they give β₁ + β₂‖μ‖² ∝ ξ*θ₁′ − θ₁ < 0 whenever ξ* ≤ 0, so that "
+        "C could never be positive definite where A.4 says the critical points are"
+    ),
+    counterexample=(
+        "Student-t, ν = 3, a = (0.4, −0.6), ‖μ‖ = 1: printed β₁ + β₂‖μ‖² = −0.112, by differences "
+        "of the field +0.0114"
+    ),
     control="the corrected form with the sign along μ reversed",
-    paper_formula=r"$C=s_\mu\{\beta_1I+\beta_2\mu\mu^\top\},\ \beta_1=s_\mu\frac{a_+\|\bar x_+\|}{\|\mu\|^2}\theta_1(r_+^*),\ "
-    r"\beta_2=s_\mu\frac{a_+\|\bar x_+\|}{\|\mu\|^4}\big(\xi^*\theta_1'(r_+^*)-2\theta_1(r_+^*)\big)$",
-    corrected_formula=r"$C=\beta_1I+\beta_2\mu\mu^\top,\ \beta_1=s_\mu\frac{a_+\|\bar x_+\|}{\|\mu\|}\theta_1(\rho_+),\ "
-    r"\beta_1+\beta_2\|\mu\|^2=-\frac{\xi^{*2}}{\|\mu\|^3}\big(a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-)\big)$",
-    derivation=r"$\partial\rho_\pm/\partial v=-\xi^*\mu/\|\mu\|^3$ at $v=\mu\parallel\bar x_+$, $\bar x_-=0$, and "
-    r"$\theta_2'=-\rho\theta_1'$: along $\mu$ the terms add up to $(a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-))\xi^{*2}/\|\mu\|^3$. Across it only "
-    r"$\hat v$ turns, with the factor $a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)=-s_\mu a_+\|\bar x_+\|\theta_1(\rho_+)$.",
+    paper_formula=(
+        r"$C=s_\mu\{\beta_1I+\beta_2\mu\mu^\top\},\ \beta_1=s_\mu\frac{a_+\|\bar "
+        r"x_+\|}{\|\mu\|^2}\theta_1(r_+^*),\ \beta_2=s_\mu\frac{a_+\|\bar "
+        r"x_+\|}{\|\mu\|^4}\big(\xi^*\theta_1'(r_+^*)-2\theta_1(r_+^*)\big)$"
+    ),
+    corrected_formula=(
+        r"$C=\beta_1I+\beta_2\mu\mu^\top,\ \beta_1=s_\mu\frac{a_+\|\bar "
+        r"x_+\|}{\|\mu\|}\theta_1(\rho_+),\ "
+        r"\beta_1+\beta_2\|\mu\|^2=-\frac{\xi^{*2}}{\|\mu\|^3}\big(a_+\theta_1'(\rho_+)-a_-"
+        r"\theta_1'(\rho_-)\big)$"
+    ),
+    derivation=(
+        r"$\partial\rho_\pm/\partial v=-\xi^*\mu/\|\mu\|^3$ at $v=\mu\parallel\bar x_+$, $\bar "
+        r"x_-=0$, and $\theta_2'=-\rho\theta_1'$: along $\mu$ the terms add up to "
+        r"$(a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-))\xi^{*2}/\|\mu\|^3$. Across it only $\hat v$ "
+        r"turns, with the factor $a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)=-s_\mu a_+\|\bar "
+        r"x_+\|\theta_1(\rho_+)$."
+    ),
     terms=("β₁", "β₁ + β₂‖μ‖²"),
 )
 def t3_form(variant: Variant) -> Iterator[float]:
@@ -83,13 +102,25 @@ def _jacobian(mixture: Mixture, mu: Array, xi: float) -> Array:
     source="Theorem 3, last sentence",
     statement="If C(μ) is positive definite, μ is a stable critical point.",
     tolerance=0.005,
-    measures="how much farther than at the start the flow ever gets from (μ, ξ*) after a push of 0.1 %, as a share of the push, and with ξ held at ξ* the "
-    "share of the push that is left at the end; three critical points with C positive definite, six directions each",
-    remark="Stable in Lyapunov's sense: the flow is the gradient of E[gφ], so it does not leave. It comes back to μ itself with ξ held at ξ*, as the proof has it; with ξ "
-    "moving, to a nearby point of the ray {c(μ, ξ*)}, along which the flow is neutral ((v, ξ) is a null vector of the Jacobian)",
+    measures=(
+        "how much farther than at the start the flow ever gets from (μ, ξ*) after a push of 0.1 %, "
+        "as a share of the push, and with ξ held at ξ* the share of the push that is left at the "
+        "end; three critical points with C positive definite, six directions each"
+    ),
+    remark=(
+        "Stable in Lyapunov's sense: the flow is the gradient of E[gφ], so it does not leave. It "
+        "comes back to μ itself with ξ held at ξ*, as the proof has it; with ξ moving, to a nearby "
+        "point of the ray {c(μ, ξ*)}, along which the flow is neutral ((v, ξ) is a null vector of "
+        "the Jacobian)"
+    ),
     control="critical points with C negative definite",
-    derivation=r"The field is the gradient of $\mathbb E[g\phi]$, so its Jacobian is symmetric. Its eigenvalues are 0 along the ray, $-\beta_1$ on $\mu^\perp$ and "
-    r"$\frac{\kappa}{\|\mu\|}(1+\xi^{*2}/\|\mu\|^2)$, $\kappa=a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-)$; $C\succ0$ iff $\beta_1>0$, $\kappa<0$ and $\xi^*\ne0$.",
+    derivation=(
+        r"The field is the gradient of $\mathbb E[g\phi]$, so its Jacobian is symmetric. Its "
+        r"eigenvalues are 0 along the ray, $-\beta_1$ on $\mu^\perp$ and "
+        r"$\frac{\kappa}{\|\mu\|}(1+\xi^{*2}/\|\mu\|^2)$, "
+        r"$\kappa=a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-)$; $C\succ0$ iff $\beta_1>0$, "
+        r"$\kappa<0$ and $\xi^*\ne0$."
+    ),
     mutants={"C indefinite": "the condition on C dropped: critical points with β₁ < 0"},
 )
 def t3_stability(variant: Variant) -> Iterator[float]:

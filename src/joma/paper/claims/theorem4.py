@@ -63,9 +63,15 @@ def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 @claim(
     "L6",
     source="Lemma 6 and Eqns. 75-76",
-    statement="max_{y ≥ 0} (1 − e^{−y²})/y ≤ 1/√2; at a stationary point e^{−y²} = 1/(2y² + 1) and the value is 2y/(2y² + 1).",
+    statement=(
+        "max_{y ≥ 0} (1 − e^{−y²})/y ≤ 1/√2; at a stationary point e^{−y²} = 1/(2y² + 1) and the "
+        "value is 2y/(2y² + 1)."
+    ),
     tolerance=LEMMA6 * (1 + 1e-9),
-    measures="the maximum, by bounded search (the tolerance is the sharp constant, 0.6382, from Eqn. 75 by Lambert's W; the lemma's is 0.7071)",
+    measures=(
+        "the maximum, by bounded search (the tolerance is the sharp constant, 0.6382, from Eqn. 75 "
+        "by Lambert's W; the lemma's is 0.7071)"
+    ),
     remark="The sharp constant is 0.6382 (printed: 0.7071)",
     control="(1 − e^{−2y²})/y",
     terms=("g",),
@@ -93,8 +99,11 @@ def l6(variant: Variant) -> Iterator[float]:
     source="Lemma 7",
     statement="0 ≤ e^{−y²/2} ∫₀^y e^{x²/2} dx ≤ 1 for y ≥ 0.",
     tolerance=LEMMA7 * (1 + 1e-9),
-    measures="the maximum over y ≤ 60 by quadrature, infinite where negative (the tolerance is the sharp constant, √2 max D = 0.7651, D Dawson's integral; the lemma's is 1), and that "
-    "it is √2 D(y/√2) to 1e-12",
+    measures=(
+        "the maximum over y ≤ 60 by quadrature, infinite where negative (the tolerance is the "
+        "sharp constant, √2 max D = 0.7651, D Dawson's integral; the lemma's is 1), and that it is "
+        "√2 D(y/√2) to 1e-12"
+    ),
     remark="The sharp constant is 0.7651 (printed: 1)",
     control="e^{−y²/2} ∫₀^y e^{x²/2} dx · (1 + y): the integral decays like 1/y only",
     terms=("G",),
@@ -128,10 +137,14 @@ def l7(variant: Variant) -> Iterator[float]:
 @claim(
     "T4.ratio",
     source="Theorem 4, Eqn. 7",
-    statement="ln(1/δ_j)/ln(1/δ_k) = e^{μ_j²/2}/e^{μ_k²/2} · (1 + Λ), Λ = λ_jk e^{μ_k²/2}/ln(1/δ_k).",
+    statement=(
+        "ln(1/δ_j)/ln(1/δ_k) = e^{μ_j²/2}/e^{μ_k²/2} · (1 + Λ), Λ = λ_jk e^{μ_k²/2}/ln(1/δ_k)."
+    ),
     tolerance=1e-9,
-    measures="relative error of Eqn. 7 with λ_jk = ρ_k − ρ_j (Eqn. 88's remainders, by quadrature) against an ODE solve, all "
-    "pairs of four sets of six μ, both signs",
+    measures=(
+        "relative error of Eqn. 7 with λ_jk = ρ_k − ρ_j (Eqn. 88's remainders, by quadrature) "
+        "against an ODE solve, all pairs of four sets of six μ, both signs"
+    ),
     control="the leading factor e^{μ_j²}/e^{μ_k²}",
     terms=("leading factor", "ρ_j", "ρ_k", "μ² in the exponent"),
     mutants={"j and k exchanged": "λ_kj in the place of λ_jk"},
@@ -152,16 +165,30 @@ def t4_ratio(variant: Variant) -> Iterator[float]:
 @claim(
     "T4.order",
     source="Theorem 4, remarks",
-    statement="If μ_j > μ_k (salience: the component with the larger magnitude), then δ_j(t) < δ_k(t) and v_j converges faster.",
+    statement=(
+        "If μ_j > μ_k (salience: the component with the larger magnitude), then δ_j(t) < δ_k(t) "
+        "and v_j converges faster."
+    ),
     tolerance=0.0,
-    measures="share of pairs with |μ_j| > |μ_k| and times with δ_j ≥ δ_k, four sets of six μ of either sign, t from 0.01 to 8",
-    remark="It holds at all times, not only near convergence. The sign of μ plays no part: v²/2 does not see it",
+    measures=(
+        "share of pairs with |μ_j| > |μ_k| and times with δ_j ≥ δ_k, four sets of six μ of either "
+        "sign, t from 0.01 to 8"
+    ),
+    remark=(
+        "It holds at all times, not only near convergence. The sign of μ plays no part: v²/2 does "
+        "not see it"
+    ),
     control="attention reversed, exp(−v²/2)",
-    derivation=r"With $s=\ln(1/\delta)$: $\dot s=e^{v^2/2}$, $v^2=\mu^2(1-e^{-s})^2$. The right side increases in $\mu^2$ and does not see "
-    r"the sign of $\mu$, so by comparison $s_j>s_k$ from the start.",
+    derivation=(
+        r"With $s=\ln(1/\delta)$: $\dot s=e^{v^2/2}$, $v^2=\mu^2(1-e^{-s})^2$. The right side "
+        r"increases in $\mu^2$ and does not see the sign of $\mu$, so by comparison $s_j>s_k$ from "
+        r"the start."
+    ),
     mutants={
         "attention held": "exp(0): all components converge alike",
-        "|μ_j| > 0.99 |μ_k|": "the condition dropped by 1 %: pairs that are nearly equal, in the wrong order",
+        ("|μ_j| > 0.99 |μ_k|"): (
+            "the condition dropped by 1 %: pairs that are nearly equal, in the wrong order"
+        ),
     },
 )
 def t4_order(variant: Variant) -> Iterator[float]:
@@ -195,7 +222,10 @@ def _largest_lambda(exponent: float) -> float:
     source="Theorem 4 and Eqn. 88",
     statement="|λ_jk(t)| ≤ √(2π) + 2.",
     tolerance=remainder_supremum(),
-    measures="largest |λ_jk| over μ in [0.01, 6] and times 0.01 … 100 (the tolerance is the sharp constant, sup ρ = 0.8643; the theorem's is 4.51)",
+    measures=(
+        "largest |λ_jk| over μ in [0.01, 6] and times 0.01 … 100 (the tolerance is the sharp "
+        "constant, sup ρ = 0.8643; the theorem's is 4.51)"
+    ),
     remark="The sharp constant is 0.8643 (printed: 4.51, true and loose)",
     control="the remainder with e^{−μ²}, as in the text after Eqn. 88",
     terms=("λ",),
@@ -215,11 +245,18 @@ def t4_bound(variant: Variant) -> float:
     source="Theorem 4, last sentence",
     statement="When δ_k ≪ exp[−(√(2π) + 2) exp(−μ_k²)], |Λ(t)| ≪ 1.",
     tolerance=0.1,
-    measures="largest |Λ| when ln(1/δ_k) is 10 times the threshold's, over pairs of μ in [0.3, 3.2]",
+    measures=(
+        "largest |Λ| when ln(1/δ_k) is 10 times the threshold's, over pairs of μ in [0.3, 3.2]"
+    ),
     correction="δ_k ≪ exp[−(√(2π) + 2) exp(+μ_k²/2)]",
-    counterexample="μ_j = 0.3, μ_k = 3.2 and ln(1/δ_k) = 10 · 4.51 · e^{−μ_k²} = 0.0016: |Λ| = 159, not ≪ 1",
+    counterexample=(
+        "μ_j = 0.3, μ_k = 3.2 and ln(1/δ_k) = 10 · 4.51 · e^{−μ_k²} = 0.0016: |Λ| = 159, not ≪ 1"
+    ),
     control="exp(−μ_k²/2) in the exponent",
-    derivation="|Λ| = |λ| e^{μ_k²/2}/ln(1/δ_k) is small when ln(1/δ_k) is large against (√(2π) + 2) e^{+μ_k²/2}.",
+    derivation=(
+        "|Λ| = |λ| e^{μ_k²/2}/ln(1/δ_k) is small when ln(1/δ_k) is large against (√(2π) + 2) "
+        "e^{+μ_k²/2}."
+    ),
     paper_formula=r"$\delta_k(t)\ll\exp[-(\sqrt{2\pi}+2)\exp(-\mu_k^2)]$",
     corrected_formula=r"$\delta_k(t)\ll\exp[-(\sqrt{2\pi}+2)\exp(\mu_k^2/2)]$",
     mutants={

@@ -69,12 +69,19 @@ def _draw(attention: str, seed: int) -> tuple[Task, Array, tuple[Array, Array, A
 @claim(
     "S2.values",
     source="Section 2, embedding vectors",
-    statement="The value matrix W_V need not be modelled: it can be merged into the embedding vectors, u′_l = W_V u_l.",
+    statement=(
+        "The value matrix W_V need not be modelled: it can be merged into the embedding vectors, "
+        "u′_l = W_V u_l."
+    ),
     tolerance=1e-9,
-    measures="largest difference in w and z between the flow with a frozen W_V and the flow with embeddings u′ without one, relative to the "
-    "way of w, three attentions, three draws",
-    remark="The merged u′ are orthonormal, as Theorem 1 needs them, only if W_V is orthogonal on the context tokens; and W_V must not train: "
-    "see S2.trained_values",
+    measures=(
+        "largest difference in w and z between the flow with a frozen W_V and the flow with "
+        "embeddings u′ without one, relative to the way of w, three attentions, three draws"
+    ),
+    remark=(
+        "The merged u′ are orthonormal, as Theorem 1 needs them, only if W_V is orthogonal on the "
+        "context tokens; and W_V must not train: see S2.trained_values"
+    ),
     control="u′ = u: W_V left out",
     derivation="W_V U_C b = (W_V U_C) b: only the product enters h, and neither factor moves.",
     kind=Kind.PRINTED,
@@ -109,16 +116,26 @@ def _trained(seed: int) -> ValuePath:
     "S2.trained_values",
     kind=Kind.EXTENSION,
     source="Section 2 and Theorem 1, with a value matrix that trains",
-    statement="With a trained W_V, exp attention has Σ_l z_l − ½‖W_V‖² = c, and across the query's embedding the balance "
-    "P(Σ_k w_k w_kᵀ − W_V W_Vᵀ)P = C, P = I − u_m u_mᵀ; token by token z − ½ Σ_k v_k² is no longer constant.",
+    statement=(
+        "With a trained W_V, exp attention has Σ_l z_l − ½‖W_V‖² = c, and across the query's "
+        "embedding the balance P(Σ_k w_k w_kᵀ − W_V W_Vᵀ)P = C, P = I − u_m u_mᵀ; token by token z "
+        "− ½ Σ_k v_k² is no longer constant."
+    ),
     tolerance=1e-9,
-    measures="largest drift of both, relative to the way of W_V, W_Vᵀ and z; gelu, three draws; 1 if z − ½ Σ v² with v = U_CᵀW_Vᵀw drifts "
-    "by less than a hundredth of the way of z",
+    measures=(
+        "largest drift of both, relative to the way of W_V, W_Vᵀ and z; gelu, three draws; 1 if z "
+        "− ½ Σ v² with v = U_CᵀW_Vᵀw drifts by less than a hundredth of the way of z"
+    ),
     control="W_VᵀW_V in the place of W_V W_Vᵀ",
-    derivation=r"$\dot W_V=\sum_kw_kc_k^\top$ and $\dot w_k=W_Vc_k+\dot\xi_ku_m$ with $c_k=\mathbb E[s_kU_Cb]$: $\sum_k\dot w_kw_k^\top=W_V\dot W_V^\top$ "
-    r"across $u_m$, and $\sum_l\dot z_l=\sum_kw_k^\top W_Vc_k=\mathrm{tr}\,W_V^\top\dot W_V$.",
+    derivation=(
+        r"$\dot W_V=\sum_kw_kc_k^\top$ and $\dot w_k=W_Vc_k+\dot\xi_ku_m$ with $c_k=\mathbb "
+        r"E[s_kU_Cb]$: $\sum_k\dot w_kw_k^\top=W_V\dot W_V^\top$ across $u_m$, and $\sum_l\dot "
+        r"z_l=\sum_kw_k^\top W_Vc_k=\mathrm{tr}\,W_V^\top\dot W_V$."
+    ),
     paper_formula=r"without $W_V$: $z=\tfrac12\sum_kv_k^2+c$",
-    corrected_formula=r"$\sum_lz_l=\tfrac12\|W_V\|_F^2+c$ and $P(\sum_kw_kw_k^\top-W_VW_V^\top)P=C$",
+    corrected_formula=(
+        r"$\sum_lz_l=\tfrac12\|W_V\|_F^2+c$ and $P(\sum_kw_kw_k^\top-W_VW_V^\top)P=C$"
+    ),
     terms=("‖W_V‖²", "W_V W_Vᵀ"),
     mutants={
         "P left out": "the balance in all directions",
