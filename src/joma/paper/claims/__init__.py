@@ -1,4 +1,4 @@
-"""Claims: the paper's statements, each with a check, a tolerance, a verdict, a control and mutants."""
+"""Claims: the paper's statements, each with a check, a verdict, a control and mutants."""
 
 from joma.paper.claims._registry import (
     Claim,

@@ -1,18 +1,20 @@
 """The registry of claims and the rule that turns measurements into verdicts.
 
-A claim measures the error of *variants* of one statement with one and the same function:
+A claim measures the error of *variants* of one statement with one function:
 
     printed     as the paper states it (an extension of ours: as we state it)
     corrected   as the derivation gives it (where the printed one is wrong)
     condition   as printed, under an extra condition (where it holds only then)
     control     deliberately wrong: the check must reject it
-    reference   a true statement that the check must accept (for claims that fail, to show that it can)
+    reference   a true statement that the check must accept (shows that a claim that fails can hold)
 
-An error ≤ tolerance is accepted. The first accepted one of printed, corrected, condition decides the verdict. A check
-gives one error per case and the largest counts; one without a single case has checked nothing, which is an error.
+An error ≤ tolerance is accepted. The first accepted one of printed, corrected, condition decides
+the verdict. A check gives one error per case, and the largest counts. A check without a single
+case has checked nothing, which is an error.
 
-A claim also declares *mutants* of the accepted variant, each wrong in one place by little: a term × 1.01, × 0.99 or
-× −1, an index, a condition dropped. ``joma.paper.claims.mutation`` shows that the check rejects every one of them.
+A claim also declares *mutants* of the accepted variant. Each is wrong in one place by little: a
+term × 1.01, × 0.99 or × −1, an index, a condition dropped. ``joma.paper.claims.mutation`` shows
+that the check rejects every one of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import StrEnum
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,18 +34,27 @@ from joma._suggest import unknown_name
 from joma.paper.verdict import Verdict
 from joma.theory.setting import Array
 
-FACTORS = {"{} × 1.01": 1.01, "{} × 0.99": 0.99, "−{}": -1.0}  # what is done to each declared term
+T = TypeVar("T")
+
+# Each declared term gives these mutants: name and factor.
+FACTORS = {"{} × 1.01": 1.01, "{} × 0.99": 0.99, "−{}": -1.0}
 
 
 class Kind(StrEnum):
     """What a claim says about the paper."""
 
-    PRINTED = "as printed"  # the paper's statement, which holds as it stands
-    WRONG = "wrong as printed"  # a formula of the paper that is refuted; the claim has the corrected one
-    UNSAID = "condition left unsaid"  # the paper's statement holds under a condition that it does not name
-    EXTENSION = "extension of ours"  # beyond the paper, which says nothing to the contrary
-    DRAFT = "author's draft"  # the multi-layer appendix, which its author marks as a draft
-    OTHER = "another paper's"  # a statement of another paper that builds on this one
+    # The paper's statement, which holds as it stands.
+    PRINTED = "as printed"
+    # A formula of the paper that is refuted; the claim has the corrected one.
+    WRONG = "wrong as printed"
+    # The paper's statement, which holds under a condition that the paper does not name.
+    UNSAID = "condition left unsaid"
+    # A statement beyond the paper, which says nothing to the contrary.
+    EXTENSION = "extension of ours"
+    # A statement of the multi-layer appendix, which its author marks as a draft.
+    DRAFT = "author's draft"
+    # A statement of another paper that builds on this one.
+    OTHER = "another paper's"
 
     @property
     def is_papers(self) -> bool:
@@ -52,7 +63,10 @@ class Kind(StrEnum):
 
 
 class Variant(str):
-    """The form of a statement that a check measures, as a string ("printed", …), and at most one mutant of it."""
+    """One form of a statement ("printed", "control", …), with at most one mutant of it.
+
+    A variant is the string of its form, so that a check can write ``variant == "control"``.
+    """
 
     mutant: str
     terms: tuple[str, ...]
@@ -61,19 +75,35 @@ class Variant(str):
     def __new__(cls, form: str, claim: Claim | None = None, mutant: str = "") -> Variant:
         self = super().__new__(cls, form)
         self.mutant = mutant
-        self.terms = () if claim is None else claim.terms
-        self._factors = {
-            term: {name.format(term): f for name, f in FACTORS.items()} for term in self.terms
-        }
+        self.terms = ()
+        if claim is not None:
+            self.terms = claim.terms
+        self._factors = {term: _factors_by_mutant(term) for term in self.terms}
         return self
 
     def factor(self, term: str) -> float:
-        """What the declared ``term`` is multiplied by: 1, or what the mutant says."""
+        """Return the factor of a declared term: 1, unless the mutant changes this term."""
         return self._factors[term].get(self.mutant, 1.0)
 
     def has(self, mutant: str) -> bool:
-        """Whether this is the mutant of that name."""
+        """Return True if this is the mutant of that name."""
         return self.mutant == mutant
+
+    def choose(self, usual: T, cases: Mapping[str, T]) -> T:
+        """Return the case of this mutant, else the case of this form, else the usual value."""
+        if self.mutant in cases:
+            return cases[self.mutant]
+        return cases.get(str(self), usual)
+
+    def shift(self, mutant: str, values: Array, axis: int = 0) -> Array:
+        """Return the values; for that mutant, each in the place of the next one along the axis."""
+        if self.mutant == mutant:
+            return np.roll(values, 1, axis=axis)
+        return values
+
+
+def _factors_by_mutant(term: str) -> dict[str, float]:
+    return {name.format(term): factor for name, factor in FACTORS.items()}
 
 
 Check = Callable[[Variant], float | Iterable[float]]
@@ -81,57 +111,64 @@ Check = Callable[[Variant], float | Iterable[float]]
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement and how it is checked. Texts may hold LaTeX in $...$ where it says so."""
+    """One statement and how it is checked."""
 
     id: str
-    source: str  # where it stands in the paper
-    statement: str  # as printed; of an extension, as joma states it
+    # Where the statement stands in the paper.
+    source: str
+    # As printed; for an extension, as joma states it.
+    statement: str
     tolerance: float
-    measures: str  # what the error is
-    control: str  # what the wrong variant is
+    # The definition of the error.
+    measures: str
+    # The definition of the wrong variant.
+    control: str
     check: Check = field(repr=False, compare=False)
     correction: str | None = None
     condition: str | None = None
     reference: str | None = None
     _: KW_ONLY
     kind: Kind = Kind.PRINTED
-    root: str = ""  # of what is wrong as printed: the id of its root cause (`roots.ROOTS`)
-    remark: str = ""  # what a reader should know although the statement holds
-    paper_formula: str = ""  # with LaTeX, as are the next three
+    # For a statement that is wrong as printed: the id of its root cause (`roots.ROOTS`).
+    root: str = ""
+    # What a reader should know although the statement holds.
+    remark: str = ""
+    # These four may hold LaTeX in $...$.
+    paper_formula: str = ""
     corrected_formula: str = ""
-    counterexample: str = ""  # the smallest case that refutes what is printed
-    derivation: str = ""  # two lines
-    terms: tuple[str, ...] = field(
-        default=(), compare=False
-    )  # each is put wrong by 1 % either way, and in sign
-    mutants: Mapping[str, str] = field(
-        default_factory=dict, compare=False
-    )  # others: name -> what is changed
-    equivalent: Mapping[str, str] = field(
-        default_factory=dict, compare=False
-    )  # of no effect: name -> why
+    # The smallest case that refutes what is printed.
+    counterexample: str = ""
+    # Two lines.
+    derivation: str = ""
+    # Each term gives three mutants: × 1.01, × 0.99 and × −1.
+    terms: tuple[str, ...] = field(default=(), compare=False)
+    # Other mutants: name -> what is changed.
+    mutants: Mapping[str, str] = field(default_factory=dict, compare=False)
+    # Mutants without effect: name -> why.
+    equivalent: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def all_mutants(self) -> tuple[str, ...]:
-        """The names of all declared mutants."""
-        return (*(name.format(term) for term in self.terms for name in FACTORS), *self.mutants)
+        """Return the names of all declared mutants."""
+        of_terms = [name for term in self.terms for name in _factors_by_mutant(term)]
+        return (*of_terms, *self.mutants)
 
 
-# what a stored result keeps of its claim
-_TEXTS = tuple(
-    f.name for f in fields(Claim) if f.name not in ("check", "_", "terms", "mutants", "equivalent")
-)
+_UNSTORED = ("check", "_", "terms", "mutants", "equivalent")
+# The fields of a claim that a stored result keeps.
+_TEXTS = tuple(f.name for f in fields(Claim) if f.name not in _UNSTORED)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What checking a claim gave. ``value`` is the error that decided the verdict."""
+    """The verdict on a claim. ``value`` is the error that decided it."""
 
     claim: Claim
     verdict: Verdict
     value: float | None
     printed_value: float | None
     control_value: float | None
-    cases: int  # how many cases the deciding variant was measured on
+    # The number of cases that the deciding variant was measured on.
+    cases: int
     seconds: float
     error: str | None = None
 
@@ -142,43 +179,47 @@ class Result:
 
     @property
     def control_rejected(self) -> bool:
-        """Whether the check rejected its control."""
+        """True if the check rejected its control."""
         return self.control_value is not None and bool(self.control_value > self.claim.tolerance)
 
     @property
     def ok(self) -> bool:
-        """Whether the check ran and rejected its control."""
+        """True if the check ran and rejected its control."""
         return self.error is None and self.control_rejected
 
     @property
     def note(self) -> str | None:
-        """What has to be said beside the verdict: correction, condition, remark, or what went wrong."""
-        claim = self.claim
+        """The sentence next to the verdict: correction, condition, remark, or what went wrong."""
+        if self.error:
+            return self.error
         notes = {
-            Verdict.HOLDS: claim.remark,
-            Verdict.CORRECTED: claim.correction,
-            Verdict.FAILS: claim.correction,
-            Verdict.UNDER: claim.condition,
+            Verdict.HOLDS: self.claim.remark,
+            Verdict.CORRECTED: self.claim.correction,
+            Verdict.FAILS: self.claim.correction,
+            Verdict.UNDER: self.claim.condition,
         }
-        return self.error or notes.get(self.verdict) or None
+        return notes.get(self.verdict) or None
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary: the claim's texts and what was measured."""
-        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "claim"}
-        texts = {name: getattr(self.claim, name) for name in _TEXTS}
-        return {
-            **texts,
-            "tolerance": float(self.claim.tolerance),
-            **numbers,
-            "control_rejected": self.control_rejected,
-        }
+        """Return a JSON-ready dictionary: the claim's texts and the measured numbers."""
+        row: dict[str, Any] = {name: getattr(self.claim, name) for name in _TEXTS}
+        row["tolerance"] = float(self.claim.tolerance)
+        row.update((name, getattr(self, name)) for name in _numbers())
+        row["control_rejected"] = self.control_rejected
+        return row
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Result:
-        """The result that ``as_dict`` gave, with the claim as it read then."""
-        texts = {**{name: row[name] for name in _TEXTS}, "kind": Kind(row["kind"])}
-        numbers = {f.name: row[f.name] for f in fields(cls) if f.name != "claim"}
-        return cls(Claim(check=_stored, **texts), **{**numbers, "verdict": Verdict(row["verdict"])})
+        """Return the result that ``as_dict`` stored, with the claim as it read then."""
+        texts = {name: row[name] for name in _TEXTS}
+        texts["kind"] = Kind(row["kind"])
+        numbers = {name: row[name] for name in _numbers()}
+        numbers["verdict"] = Verdict(row["verdict"])
+        return cls(Claim(check=_stored, **texts), **numbers)
+
+
+def _numbers() -> list[str]:
+    return [f.name for f in fields(Result) if f.name != "claim"]
 
 
 def _stored(variant: Variant) -> float:
@@ -188,38 +229,28 @@ def _stored(variant: Variant) -> float:
 
 
 _CLAIMS: dict[str, Claim] = {}
+# In the order of the paper.
 _MODULES = (
-    "theorem1", (
-        "values"
-    ), (
-        "softmax"
-    ), (
-        "queries"
-    ), (
-        "theorem2"
-    ), (
-        "isotropic"
-    ), (
-        "critical_points"
-    ), (
-        "superposition"
-    ), (
-        "theorem3"
-    ), (
-        "section4"
-    ), (
-        "contrast"
-    ), (
-        "theorem4"
-    ), (
-        "hierarchy"
-    ), (
-        "cdag"
-    ), (
-        "section7"
-    ),
-    "laws", "final", "optimisers", "folding",
-)  # fmt: skip
+    "theorem1",
+    "values",
+    "softmax",
+    "queries",
+    "theorem2",
+    "isotropic",
+    "critical_points",
+    "superposition",
+    "theorem3",
+    "section4",
+    "contrast",
+    "theorem4",
+    "hierarchy",
+    "cdag",
+    "section7",
+    "laws",
+    "final",
+    "optimisers",
+    "folding",
+)
 
 
 def claim(
@@ -239,9 +270,10 @@ def claim(
         source: where the statement stands.
         statement: as printed there.
         tolerance: the largest error that is accepted.
-        measures: what the error is.
-        control: what the deliberately wrong variant is.
-        more: further fields of `Claim`: kind, correction, condition, reference, remark, the formulas, mutants.
+        measures: the definition of the error.
+        control: the definition of the deliberately wrong variant.
+        more: further fields of `Claim`: kind, correction, condition, reference, remark, the
+            formulas, mutants.
 
     Returns:
         A decorator for a function from a `Variant` to an error, or to one error per case.
@@ -271,7 +303,7 @@ def claim(
 
 
 def remove(id: str) -> None:
-    """Forget a claim that was registered.
+    """Remove a claim from the registry.
 
     Arguments:
         id: the claim's; an unknown one is no error.
@@ -283,24 +315,28 @@ def remove(id: str) -> None:
 
 
 def claims() -> tuple[Claim, ...]:
-    """All claims: joma's, those registered, and those that installed packages bring (group ``joma.claims``).
+    """Return all claims: joma's, registered ones, and those of packages (group ``joma.claims``).
 
     Returns:
         The claims, joma's first and in the order of the paper.
     """
-    for module in _MODULES:
-        importlib.import_module(f"joma.paper.claims.{module}")
+    names = [f"joma.paper.claims.{module}" for module in _MODULES]
+    for name in names:
+        importlib.import_module(name)
     for entry in entry_points(group="joma.claims"):
         entry.load()
-    place = {f"joma.paper.claims.{module}": n for n, module in enumerate(_MODULES)}
-    # a module may have been imported before the others, so the order of registration is not that of the paper
-    return tuple(
-        sorted(_CLAIMS.values(), key=lambda claim: place.get(claim.check.__module__, len(place)))
-    )
+
+    def position(claim: Claim) -> int:
+        if claim.check.__module__ in names:
+            return names.index(claim.check.__module__)
+        return len(names)
+
+    # A module may have been imported before the others: registration has another order.
+    return tuple(sorted(_CLAIMS.values(), key=position))
 
 
 def get(ids: Iterable[str]) -> tuple[Claim, ...]:
-    """The claims with these ids.
+    """Return the claims with these ids.
 
     Arguments:
         ids: as "T4.ratio"; a prefix such as "T4" stands for all that begin with it.
@@ -308,14 +344,55 @@ def get(ids: Iterable[str]) -> tuple[Claim, ...]:
     Returns:
         The claims, each once; an unknown id is a ValueError that names the nearest.
     """
-    known = claims()
-    chosen: list[Claim] = []
+    registered = claims()
+    selected: list[Claim] = []
     for id in ids:
-        named = [c for c in known if c.id == id] or [c for c in known if c.id.startswith(id + ".")]
-        if not named:
-            raise ValueError(unknown_name(id, [c.id for c in known], "claim"))
-        chosen += [c for c in named if c not in chosen]
-    return tuple(chosen)
+        matches = [claim for claim in registered if claim.id == id]
+        if not matches:
+            matches = [claim for claim in registered if claim.id.startswith(f"{id}.")]
+        if not matches:
+            raise ValueError(unknown_name(id, [claim.id for claim in registered], "claim"))
+        selected += [claim for claim in matches if claim not in selected]
+    return tuple(selected)
+
+
+@dataclass
+class _Measurement:
+    """The errors of the variants of one claim, and the verdict that follows from them."""
+
+    verdict: Verdict = Verdict.FAILS
+    deciding_form: str = "printed"
+    cases: int = 0
+    error: str | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+    def decide(self, claim: Claim) -> None:
+        """Measure printed, corrected and condition in this order, until one is accepted."""
+        forms = {"printed": Verdict.HOLDS}
+        if claim.correction is not None and claim.reference is None:
+            forms["corrected"] = Verdict.CORRECTED
+        if claim.condition is not None:
+            forms["condition"] = Verdict.UNDER
+        for form, verdict in forms.items():
+            self.values[form], cases = largest_error(claim, form)
+            if form == "printed":
+                self.cases = cases
+            if self.values[form] <= claim.tolerance:
+                self.verdict = verdict
+                self.deciding_form = form
+                self.cases = cases
+                return
+
+    def test(self, claim: Claim) -> None:
+        """Measure the reference, which must be accepted, and the control."""
+        if claim.reference is not None:
+            value, _ = largest_error(claim, "reference")
+            self.values["reference"] = value
+            if value > claim.tolerance:
+                raise ArithmeticError(
+                    f"the check rejects what is true ({claim.reference}): {value:.3g}"
+                )
+        self.values["control"], _ = largest_error(claim, "control")
 
 
 def check(claim: Claim) -> Result:
@@ -328,49 +405,32 @@ def check(claim: Claim) -> Result:
         The verdict and the numbers behind it; an exception becomes the verdict "error".
     """
     start = time.perf_counter()
-    values: dict[str, float] = {}
-    verdict, deciding, cases, error = Verdict.FAILS, "printed", 0, None
+    measurement = _Measurement()
     try:
-        options = [("printed", Verdict.HOLDS)]
-        if claim.correction is not None and claim.reference is None:
-            options.append(("corrected", Verdict.CORRECTED))
-        if claim.condition is not None:
-            options.append(("condition", Verdict.UNDER))
-        for form, name in options:
-            values[form], count = largest_error(claim, form)
-            cases = cases or count
-            if values[form] <= claim.tolerance:
-                verdict, deciding, cases = name, form, count
-                break
-        if claim.reference is not None:
-            values["reference"], _ = largest_error(claim, "reference")
-            if values["reference"] > claim.tolerance:
-                raise ArithmeticError(
-                    f"the check rejects what is true ({claim.reference}): {values['reference']:.3g}"
-                )
-        values["control"], _ = largest_error(claim, "control")
+        measurement.decide(claim)
+        measurement.test(claim)
     except Exception as exception:  # one broken check must not hide the others
-        verdict, error = Verdict.ERROR, f"{type(exception).__name__}: {exception}"
+        measurement.verdict = Verdict.ERROR
+        measurement.error = f"{type(exception).__name__}: {exception}"
+    values = measurement.values
     return Result(
         claim=claim,
-        verdict=verdict,
-        value=values.get(deciding),
+        verdict=measurement.verdict,
+        value=values.get(measurement.deciding_form),
         printed_value=values.get("printed"),
         control_value=values.get("control"),
-        cases=cases,
+        cases=measurement.cases,
         seconds=time.perf_counter() - start,
-        error=error,
+        error=measurement.error,
     )
 
 
 def largest_error(claim: Claim, form: str, mutant: str = "") -> tuple[float, int]:
-    """The largest error of a variant, and the number of cases it was measured on; no case at all is an error."""
+    """Return the largest error of a variant and the number of cases; no case is an error."""
     measured = claim.check(Variant(form, claim, mutant))
-    errors = (
-        [float(measured)]
-        if isinstance(measured, (int, float))
-        else [float(error) for error in measured]
-    )
+    if isinstance(measured, (int, float)):
+        measured = [measured]
+    errors = [float(error) for error in measured]
     if not errors:
         raise ArithmeticError(f"the {form} variant had nothing to check")
     if any(math.isnan(error) for error in errors):
@@ -378,13 +438,21 @@ def largest_error(claim: Claim, form: str, mutant: str = "") -> tuple[float, int
     return max(errors), len(errors)
 
 
+def largest(values: Array) -> float:
+    """Return the largest absolute value."""
+    return float(np.abs(values).max())
+
+
 def drift(value: Array, z: Array) -> float:
-    """How far a first integral (T, …) moves from its start, relative to max(1, max|z|)."""
-    return float(np.abs(value - value[0]).max() / max(1.0, np.abs(z).max()))
+    """Return how far a first integral (T, …) moves from its start, relative to max(1, max|z|)."""
+    return largest(value - value[0]) / max(1.0, largest(z))
 
 
 def share(failed: int, met: int) -> float:
-    """The share of cases that failed among those that met the premises; if none did, nothing was checked."""
+    """Return the share of failed cases among those that met the premises.
+
+    If no case met them, nothing was checked, which is an error.
+    """
     if met == 0:
         raise ArithmeticError("no case met the premises: there was nothing to check")
     return failed / met

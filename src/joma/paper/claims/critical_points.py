@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
 
-from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims._registry import Kind, Variant, claim, largest
 from joma.paper.claims.isotropic import critical_points, distances
 from joma.theory.isotropic import (
     CriticalRay,
@@ -53,17 +54,26 @@ from joma.theory.setting import Array
     terms=("F ratio", "θ₁ ratio", "ρ"),
 )
 def e56(variant: Variant) -> Iterator[float]:
-    """The two ratios at true critical points."""
+    """Compare the two ratios at true critical points."""
     for mixture, v, xi in critical_points():
         plus, minus = variant.factor("ρ") * distances(mixture, v, xi, variant)
-        ratio = (
-            -mixture.a[1] / mixture.a[0] if variant != "control" else -mixture.a[0] / mixture.a[1]
-        )
+        a_plus, a_minus = mixture.a
+        ratio = variant.choose(-a_minus / a_plus, {"control": -a_plus / a_minus})
         thetas = mixture.thetas
-        yield float(abs(variant.factor("F ratio") * thetas.F(plus) / thetas.F(minus) / ratio - 1))
-        yield float(
-            abs(variant.factor("θ₁ ratio") * thetas.theta1(plus) / thetas.theta1(minus) / ratio - 1)
-        )
+        of_F = variant.factor("F ratio") * thetas.F(plus) / thetas.F(minus)
+        of_theta1 = variant.factor("θ₁ ratio") * thetas.theta1(plus) / thetas.theta1(minus)
+        yield float(abs(of_F / ratio - 1))
+        yield float(abs(of_theta1 / ratio - 1))
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A Student-t mixture of two components."""
+
+    n: int
+    nu: float
+    a_plus: float
+    a_minus: float
 
 
 @claim(
@@ -109,41 +119,49 @@ def e56(variant: Variant) -> Iterator[float]:
     equivalent={"−separation": "the length of a vector, whose sign turns v̂ with it"},
 )
 def e56_sufficiency(variant: Variant) -> Iterator[float]:
-    """The field where Eqn. 56 holds."""
-    for n, nu, weights in (
-        (3, 3.0, (0.4, -0.6)),
-        (3, 3.0, (0.6, -0.4)),
-        (2, 1.5, (0.5, -0.7)),
-        (5, 4.0, (0.3, -0.5)),
-    ):
-        family, a = StudentT(n, nu=nu), np.array(weights)
+    """Measure the field where Eqn. 56 holds."""
+    cases = (
+        _Case(3, 3.0, 0.4, -0.6),
+        _Case(3, 3.0, 0.6, -0.4),
+        _Case(2, 1.5, 0.5, -0.7),
+        _Case(5, 4.0, 0.3, -0.5),
+    )
+    apart = variant.choose(1.2, {"corrected": 1.0}) * abs(variant.factor("separation"))
+    for case in cases:
+        family = StudentT(case.n, nu=case.nu)
+        a = np.array([case.a_plus, case.a_minus])
         (ray,) = critical_rays(family, a).rays
         plus, minus = ray.rho
-        plus += 0.01 if variant.has("ρ₊ + 0.01") else 0.0
+        if variant.has("ρ₊ + 0.01"):
+            plus += 0.01
         gap = plus - minus
-        D = (1.0 if variant == "corrected" else 1.2) * abs(gap) * abs(variant.factor("separation"))
-        D /= np.cos(np.radians(1.0)) if variant.has("v at 1°") else 1.0
-        centres = np.zeros((2, n))
+        D = apart * abs(gap)
+        if variant.has("v at 1°"):
+            D /= np.cos(np.radians(1.0))
+        centres = np.zeros((2, case.n))
         centres[0, 0] = D
-        mixture = Mixture(family, centres, a)
-        if variant == "control":  # along the axis, ξ̇ = 0 solved for ρ₋ with ρ₊ = ρ₋ ± D
-            step = float(np.sign(gap)) * D
-
-            def balance(
-                m: float, a: Array = a, family: Radial = family, step: float = step
-            ) -> float:
-                return float(a[0] * family.cdf(m + step) + a[1] * family.cdf(m))
-
-            grid = np.linspace(-5.0, 5.0, 201)
-            (change, *_) = np.flatnonzero(np.diff(np.sign([balance(m) for m in grid])))
-            minus = float(brentq(balance, grid[change], grid[change + 1]))
-            gap = step
+        if variant == "control":
+            gap = float(np.sign(gap)) * D
+            minus = _balanced(family, a, gap)
             plus = minus + gap
         cosine = np.clip(gap / D, -1, 1)
-        v = np.zeros(n)
-        v[:2] = cosine, np.sqrt(max(0.0, 1 - cosine**2))
-        v_dot, xi_dot = mixture.field(v, minus)
-        yield float(max(np.abs(v_dot).max(), abs(xi_dot)) / (a[0] * family.cdf(plus) * D))
+        v = np.zeros(case.n)
+        v[0] = cosine
+        v[1] = np.sqrt(max(0.0, 1 - cosine**2))
+        v_dot, xi_dot = Mixture(family, centres, a).field(v, minus)
+        yield float(max(largest(v_dot), abs(xi_dot)) / (a[0] * family.cdf(plus) * D))
+
+
+def _balanced(family: Radial, a: Array, gap: float) -> float:
+    """The ρ₋ at which ξ̇ = 0, with ρ₊ = ρ₋ + gap and v along the line of the centres."""
+
+    def xi_dot(minus: float) -> float:
+        return float(a[0] * family.cdf(minus + gap) + a[1] * family.cdf(minus))
+
+    grid = np.linspace(-5.0, 5.0, 201)
+    signs = np.sign([xi_dot(minus) for minus in grid])
+    change = np.flatnonzero(np.diff(signs))[0]
+    return float(brentq(xi_dot, grid[change], grid[change + 1]))
 
 
 @claim(
@@ -175,18 +193,17 @@ def e56_sufficiency(variant: Variant) -> Iterator[float]:
     terms=("y",),
 )
 def e57_inverse(variant: Variant) -> Iterator[float]:
-    """G at y against F at r."""
+    """Compare G at y with F at r."""
     r = np.linspace(0.05, 0.95, 10)
     for family in (Gaussian(3), StudentT(3, nu=3.0), ExpNorm(3)):
         thetas = Thetas(family)
-        y = {"printed": thetas.inverse(r), "control": 1 - thetas.theta1(r)}.get(
-            str(variant), thetas.theta1(r)
-        )
+        theta1 = thetas.theta1(r)
+        y = variant.choose(theta1, {"printed": thetas.inverse(r), "control": 1 - theta1})
         y = variant.factor("y") * y
-        inside = (y > 0) & (y < 1)
+        is_inside = (y > 0) & (y < 1)
         G = np.full(len(r), np.inf)  # outside (0, 1) G has no value
-        G[inside] = thetas.G(y[inside])
-        yield float(np.abs(G / thetas.F(r) - 1).max())
+        G[is_inside] = thetas.G(y[is_inside])
+        yield largest(G / thetas.F(r) - 1)
 
 
 @functools.cache
@@ -231,7 +248,7 @@ def _rays(nu: float, ratio: float) -> tuple[CriticalRay, ...]:
 )
 def e59_exists(variant: Variant) -> Iterator[float]:
     """Look for critical points at several separations."""
-    factors = {"printed": (0.8, 1.0, 1.2), "corrected": (1.0,), "control": (1.1,)}[str(variant)]
+    factors = variant.choose((1.0,), {"printed": (0.8, 1.0, 1.2), "control": (1.1,)})
     for nu, ratio in ((3.0, 1.5), (3.0, 3.0), (1.5, 1.4)):
         family = StudentT(3, nu=nu)
         a = np.array([1.0, -ratio])
@@ -242,21 +259,21 @@ def e59_exists(variant: Variant) -> Iterator[float]:
 
 
 def _smallest_field(family: Radial, a: Array, D: float, ray: CriticalRay) -> float:
-    """Return the smallest field over directions and distances, the ray's own among them."""
+    """The smallest field over directions and distances, the ray's own among them."""
     centres = np.zeros((2, 3))
     centres[0, 0] = D
     mixture = Mixture(family, centres, a)
     plus, minus = ray.rho
     distances_minus = np.append(np.linspace(-6.0, 6.0, 121), minus)
-    own_cosine = float(np.clip((plus - minus) / D, -1.0, 1.0))
-    cosines = [*np.cos(np.linspace(0.0, np.pi, 5)), own_cosine]
+    ray_cosine = float(np.clip((plus - minus) / D, -1.0, 1.0))
+    cosines = [*np.cos(np.linspace(0.0, np.pi, 5)), ray_cosine]
     smallest = np.inf
     for cosine in cosines:
         v = np.array([cosine, np.sqrt(1 - cosine**2), 0.0])
         for rho in distances_minus:
             v_dot, xi_dot = mixture.field(v, float(rho))
             alive = a[0] * float(family.cdf(rho + D * cosine)) * D
-            field = max(float(np.abs(v_dot).max()), abs(float(xi_dot)))
+            field = max(largest(v_dot), abs(float(xi_dot)))
             smallest = min(smallest, field / alive)
     return float(smallest)
 
@@ -285,14 +302,17 @@ def _smallest_field(family: Radial, a: Array, D: float, ray: CriticalRay) -> flo
 )
 def a4_sides(variant: Variant) -> float:
     """Return ½ − the share of pairs with 0 between the two distances."""
+    is_exchanged = variant == "control" or variant.has("a₋ < a₊")
+    ratios = (*np.round(np.geomspace(1.05, 60.0, 60), 3), 1000.0)
     is_between = []
     for nu in (1.2, 1.5, 1.9, 2.5, 3.0, 5.0, 10.0):
-        for ratio in (*np.round(np.geomspace(1.05, 60.0, 60), 3), 1000.0):
+        for ratio in ratios:
             for ray in _rays(nu, float(ratio)):
                 plus, minus = ray.rho
-                if variant == "control" or variant.has("a₋ < a₊"):
-                    plus, minus = minus, plus
-                is_between.append(minus < 0 < plus)
+                if is_exchanged:
+                    is_between.append(plus < 0 < minus)
+                else:
+                    is_between.append(minus < 0 < plus)
     return 0.5 - float(np.mean(is_between))
 
 
@@ -333,23 +353,28 @@ def a4_sides(variant: Variant) -> float:
     mutants={"query embeddings at an angle": "u_{m₁}ᵀu_{m₂} = 0.05"},
 )
 def a4_superposition(variant: Variant) -> Iterator[float]:
-    """What a node with two patterns sees."""
+    """Compare what a node with two patterns receives with each pattern by itself."""
     rng = np.random.default_rng(14)
-    sign = -1.0 if variant == "printed" else 1.0
+    sign = variant.choose(1.0, {"printed": -1.0})
+    M = 8
+    first = slice(0, 4)
+    second = slice(4, 8)
     for _ in range(50):
-        M, half = 8, 4
-        E = np.linalg.qr(rng.standard_normal((12, M + 2)))[0]
+        E = np.linalg.qr(rng.standard_normal((12, M + 2)))[0]  # 8 tokens, 2 queries
         if variant.has("query embeddings at an angle"):
             E[:, -1] = 0.05 * E[:, -2] + np.sqrt(1 - 0.05**2) * E[:, -1]
-        v, xi = np.zeros((M, 2)), -rng.random(2)
-        v[:half, 0], v[half:, 1] = rng.random(half), rng.random(half)
+        tokens = E[:, :M]
+        queries = E[:, M:]
+        xi = -rng.random(2)
+        v = np.zeros((M, 2))
+        v[first, 0] = rng.random(4)
+        v[second, 1] = rng.random(4)
         b = np.zeros((M, 2))
-        b[:half, 0], b[half:, 1] = rng.dirichlet(np.ones(half)), rng.dirichlet(np.ones(half))
+        b[first, 0] = rng.dirichlet(np.ones(4))
+        b[second, 1] = rng.dirichlet(np.ones(4))
         if variant == "control":
             b = rng.dirichlet(np.ones(M), size=2).T
-        w = (
-            E[:, :M] @ (variant.factor("v") * v.sum(axis=1))
-            + sign * variant.factor("ξ") * E[:, M:] @ xi
-        )
-        activations = w @ (E[:, :M] @ b + E[:, M:])
-        yield float(np.abs(activations - ((v * b).sum(axis=0) + xi)).max())
+        of_tokens = tokens @ (variant.factor("v") * v.sum(axis=1))
+        w = of_tokens + sign * variant.factor("ξ") * queries @ xi
+        activations = w @ (tokens @ b + queries)  # (2,)
+        yield largest(activations - ((v * b).sum(axis=0) + xi))

@@ -6,13 +6,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.optimize import root
 from scipy.special import expit, factorial2, gamma
 
-from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims._registry import Kind, Variant, claim, largest
 from joma.theory.isotropic import (
     ExpNorm,
     Gaussian,
@@ -38,7 +39,8 @@ _GAUSS = np.polynomial.legendre.leggauss(80)
 
 def _panel(low: float, high: float) -> tuple[Array, Array]:
     """Gauss-Legendre nodes and weights on [low, high], or on [low, ∞) by r = low + t/(1 − t)."""
-    t, weight = (_GAUSS[0] + 1) / 2, _GAUSS[1] / 2
+    t = (_GAUSS[0] + 1) / 2
+    weight = _GAUSS[1] / 2
     if math.isinf(high):
         return low + t / (1 - t), weight / (1 - t) ** 2
     return low + (high - low) * t, weight * (high - low)
@@ -47,73 +49,73 @@ def _panel(low: float, high: float) -> tuple[Array, Array]:
 def spherical(
     family: Radial, psi: Callable[[Any], Any], v: Array, xi: float, mean: Array
 ) -> tuple[float, Array]:
-    """E[ψ(v·x + ξ)] and E[x ψ(v·x + ξ)] in R³, by quadrature over radius, latitude about v and longitude.
+    """Return E[ψ(v·x + ξ)] and E[x ψ(v·x + ξ)] in R³.
 
-    Straight from the density p₀(‖x − x̄‖): no marginal, no θ, none of what the lemmas are about.
+    The quadrature runs over radius, latitude about v and longitude, straight from the density
+    p₀(‖x − x̄‖). It uses no marginal, no θ, nothing that the lemmas are about.
     """
-    norm, r = float(np.linalg.norm(v)), float(v @ mean + xi)
+    norm = float(np.linalg.norm(v))
+    r = float(v @ mean + xi)
     axis = v / norm
     others = np.linalg.svd(axis[None, :])[2][1:]  # (2, 3), orthogonal to v
     touch = abs(r) / norm  # the radius at which the sphere meets the kink
     cuts = sorted({0.0, min(touch, family.radius), min(touch + 2.0, family.radius), family.radius})
-    first, second = 0.0, np.zeros(3)
+    first = 0.0
+    second = np.zeros(3)
     for low, high in itertools.pairwise(cuts):
         radius, radial = _panel(low, high)
         radial = radial * family.density(radius) * radius**2
         kink = np.clip(-r / (norm * radius), -1, 1)  # the cosine at which ψ jumps
-        for ends in ((-np.ones_like(kink), kink), (kink, np.ones_like(kink))):
-            c = (
-                ends[0][:, None] + (ends[1] - ends[0])[:, None] * (_GAUSS[0] + 1) / 2
-            )  # (radii, cosines)
-            weight = radial[:, None] * (ends[1] - ends[0])[:, None] * _GAUSS[1] / 2
-            value = weight * psi(norm * radius[:, None] * c + r)
+        for start, end in ((-np.ones_like(kink), kink), (kink, np.ones_like(kink))):
+            width = (end - start)[:, None]
+            cosine = start[:, None] + width * (_GAUSS[0] + 1) / 2  # (radii, cosines)
+            sine = np.sqrt(1 - cosine**2)
+            weight = radial[:, None] * width * _GAUSS[1] / 2
+            value = weight * psi(norm * radius[:, None] * cosine + r)
+            along = (value * radius[:, None] * cosine).sum()
+            across = (value * radius[:, None] * sine).sum()
             for angle in 2 * np.pi * np.arange(3) / 3:
-                across = np.sqrt(1 - c**2)
+                direction = np.cos(angle) * others[0] + np.sin(angle) * others[1]
                 first += 2 * np.pi / 3 * value.sum()
-                moment = (value * radius[:, None] * c).sum() * axis + (
-                    value * radius[:, None] * across
-                ).sum() * (np.cos(angle) * others[0] + np.sin(angle) * others[1])
-                second += 2 * np.pi / 3 * moment
+                second += 2 * np.pi / 3 * (along * axis + across * direction)
     return float(first), second + first * mean
 
 
+@dataclass(frozen=True)
+class _Expectation:
+    """E[ψ] and E[xψ] of one isotropic component at one (v, ξ), by quadrature."""
+
+    family: Radial
+    psi: str
+    norm: float  # ‖v‖ inside the subspace
+    v: Array  # (M,)
+    mean: Array  # x̄, (M,)
+    basis: Array  # of the subspace, (M, 3)
+    xi: float
+    first: float  # E[ψ]
+    second: Array  # E[xψ], (M,)
+
+
 @functools.cache
-def _expectations() -> tuple[
-    tuple[Radial, str, float, Array, Array, Array, float, float, Array], ...
-]:
-    """Families, ψ and ‖v‖ with random v, x̄ and ξ: (family, ψ, ‖v‖, v, x̄, basis, ξ, E[ψ], E[xψ]) by quadrature."""
+def _expectations() -> tuple[_Expectation, ...]:
+    """Families, ψ and ‖v‖ with random v, x̄ and ξ."""
     rng = np.random.default_rng(0)
+    families = (Gaussian(3), UniformBall(3, 1.5), StudentT(3, nu=5.0), Laplace(3), ExpNorm(3, 0.5))
     cases = []
-    for n, family in enumerate(
-        (Gaussian(3), UniformBall(3, 1.5), StudentT(3, nu=5.0), Laplace(3), ExpNorm(3, 0.5))
-    ):
+    for n, family in enumerate(families):
         M = 4 if n == 0 else 3  # the first one lives in a subspace
         for norm in NORMS:
             for name, psi in PSI.items():
                 basis = np.linalg.qr(rng.standard_normal((M, 3)))[0]
-                mean, direction, xi = (
-                    0.5 * rng.standard_normal(M),
-                    rng.standard_normal(M),
-                    float(rng.normal(0, 0.4)),
-                )
+                mean = 0.5 * rng.standard_normal(M)
+                direction = rng.standard_normal(M)
+                xi = float(rng.normal(0, 0.4))
                 v = norm * direction / np.linalg.norm(basis.T @ direction)
                 outside = mean - basis @ (basis.T @ mean)  # of x̄, outside the subspace
-                first, second = spherical(
-                    family, psi, basis.T @ v, xi + float(v @ outside), basis.T @ mean
-                )
-                cases.append(
-                    (
-                        family,
-                        name,
-                        norm,
-                        v,
-                        mean,
-                        basis,
-                        xi,
-                        first,
-                        basis @ second + first * outside,
-                    )
-                )
+                bias = xi + float(v @ outside)
+                first, inside = spherical(family, psi, basis.T @ v, bias, basis.T @ mean)
+                second = basis @ inside + first * outside
+                cases.append(_Expectation(family, name, norm, v, mean, basis, xi, first, second))
     return tuple(cases)
 
 
@@ -166,20 +168,23 @@ def _integrals(family: Radial, psi: str, scale: float, r: float) -> tuple[float,
     mutants={"‖v‖ × 1.01 in ψ": "ψ(1.01 ‖v‖ s + r)"},
 )
 def l1(variant: Variant) -> Iterator[float]:
-    """The lemma's one-dimensional integrals against three-dimensional ones."""
-    for family, name, norm, v, mean, basis, xi, true_first, true_second in _expectations():
-        r, inside = float(v @ mean + xi), basis @ (basis.T @ v)
+    """Compare the lemma's one-dimensional integrals with three-dimensional ones."""
+    for case in _expectations():
+        r = float(case.v @ case.mean + case.xi)
+        inside = case.basis @ (case.basis.T @ case.v)
         unit = inside / np.linalg.norm(inside)
-        scale = {"printed": 1.0, "control": norm**2}.get(str(variant), norm)
-        theta1, theta2 = _integrals(
-            family, name, 1.01 * scale if variant.has("‖v‖ × 1.01 in ψ") else scale, r
-        )
+        scale = variant.choose(case.norm, {"printed": 1.0, "control": case.norm**2})
+        if variant.has("‖v‖ × 1.01 in ψ"):
+            scale = 1.01 * scale
+        theta1, theta2 = _integrals(case.family, case.psi, scale, r)
         if variant == "printed":
-            first, second = theta1 / norm, theta1 / norm * mean + theta2 / norm**2 * unit
+            first = theta1 / case.norm
+            second = theta1 / case.norm * case.mean + theta2 / case.norm**2 * unit
         else:
             first = variant.factor("E[ψ]") * theta1
-            second = variant.factor("x̄") * theta1 * mean + variant.factor("v̂") * theta2 * unit
-        yield float(max(abs(first - true_first), np.abs(second - true_second).max()))
+            along_mean = variant.factor("x̄") * theta1 * case.mean
+            second = along_mean + variant.factor("v̂") * theta2 * unit
+        yield max(abs(first - case.first), largest(second - case.second))
 
 
 @claim(
@@ -199,55 +204,84 @@ def l1(variant: Variant) -> Iterator[float]:
     mutants={"even and odd": "the factors of even and odd n exchanged"},
 )
 def e33(variant: Variant) -> Iterator[float]:
-    """Both printed factors times a quadrature, against closed forms."""
-    radius, weight = _panel(0.0, np.inf)
+    """Compare both printed factors, times a quadrature, with closed forms."""
     for n in range(2, 8):
-        m = n + 1 if variant == "control" else n
-        one = (
-            variant.factor("factor of Eqn. 35")
-            * (m - 1)
-            * np.pi ** ((m - 1) / 2)
-            / gamma((m + 1) / 2)
+        m = variant.choose(n, {"control": n + 1})
+        factors = (
+            variant.factor("factor of Eqn. 35") * _factor_of_eqn_35(m),
+            variant.factor("factor of Eqn. 36") * _factor_of_eqn_36(m, variant),
         )
-        even = (m % 2 == 0) != variant.has("even and odd")
-        bottom = (float(factorial2(m - 3)) if m > 2 else 1.0) if even else float(gamma((m - 1) / 2))
-        two = (2 ** (m / 2) * np.pi ** (m / 2 - 1) if even else 2 * np.pi ** ((m - 1) / 2)) / bottom
-        two *= variant.factor("factor of Eqn. 36")
         for family in (Gaussian(n), StudentT(n, nu=3.0), UniformBall(n, 1.7)):
             for y in (0.0, 0.3, -0.8, 1.4):
-                l, w = radius, weight
-                if np.isfinite(family.radius):  # up to the edge, without its square root: l = L sin
-                    L = np.sqrt(family.radius**2 - y * y)
-                    angle, w = _panel(0.0, np.pi / 2)
-                    l, w = L * np.sin(angle), w * L * np.cos(angle)
-                integral = float((w * family.density(np.hypot(y, l)) * l ** (n - 2)).sum())
+                integral = _marginal_integral(family, y)
                 true = float(family.marginal(y))
-                yield max(abs(factor * integral / true - 1) for factor in (one, two))
+                yield max(abs(factor * integral / true - 1) for factor in factors)
+
+
+def _factor_of_eqn_35(n: int) -> float:
+    return float((n - 1) * np.pi ** ((n - 1) / 2) / gamma((n + 1) / 2))
+
+
+def _factor_of_eqn_36(n: int, variant: Variant) -> float:
+    is_even = n % 2 == 0
+    if variant.has("even and odd"):
+        is_even = not is_even
+    if not is_even:
+        return float(2 * np.pi ** ((n - 1) / 2) / gamma((n - 1) / 2))
+    double_factorial = 1.0  # (−1)!!, which SciPy gives as 0
+    if n > 2:
+        double_factorial = float(factorial2(n - 3))
+    return float(2 ** (n / 2) * np.pi ** (n / 2 - 1) / double_factorial)
+
+
+def _marginal_integral(family: Radial, y: float) -> float:
+    """∫₀^∞ p₀(√(y² + l²)) l^{n−2} dl."""
+    if np.isfinite(family.radius):
+        # Up to the edge, without its square root: l = L sin(angle).
+        L = np.sqrt(family.radius**2 - y * y)
+        angle, weight = _panel(0.0, np.pi / 2)
+        l = L * np.sin(angle)
+        weight = weight * L * np.cos(angle)
+    else:
+        l, weight = _panel(0.0, np.inf)
+    return float((weight * family.density(np.hypot(y, l)) * l ** (family.n - 2)).sum())
+
+
+@dataclass(frozen=True)
+class _Field:
+    """E[g φ′ x] and E[g φ′] of a mixture at one (v, ξ), by quadrature."""
+
+    mixture: Mixture
+    v: Array
+    xi: float
+    v_dot: Array
+    xi_dot: float
 
 
 @functools.cache
-def _fields() -> tuple[tuple[Mixture, Array, float, Array, float], ...]:
-    """Mixtures of three components of either sign at random (v, ξ): E[g φ′ x] and E[g φ′] by quadrature."""
+def _fields() -> tuple[_Field, ...]:
+    """Mixtures of three components of either sign at random (v, ξ)."""
     rng = np.random.default_rng(2)
-    cases = []
+    signs = np.array([1, -1, 1])
+    fields = []
     for family in (StudentT(3, nu=5.0), Gaussian(3), ExpNorm(3)):
         for low in (0.0, 0.1, -0.5):
-            centres, a = (
-                0.6 * rng.standard_normal((3, 3)),
-                rng.uniform(0.2, 1.0, size=3) * np.array([1, -1, 1]),
-            )
+            centres = 0.6 * rng.standard_normal((3, 3))
+            a = rng.uniform(0.2, 1.0, size=3) * signs
             mixture = Mixture(family, centres, a, slopes=(low, 1.0))
+            gate = mixture.thetas.activation().derivative
             for norm in NORMS:
-                v, xi = rng.standard_normal(3), float(rng.normal(0, 0.4))
+                v = rng.standard_normal(3)
+                xi = float(rng.normal(0, 0.4))
                 v *= norm / np.linalg.norm(v)
-                parts = [
-                    spherical(family, mixture.thetas.activation().derivative, v, xi, mean)
-                    for mean in centres
-                ]
-                v_dot = sum(weight * part[1] for weight, part in zip(a, parts, strict=True))
-                xi_dot = sum(weight * part[0] for weight, part in zip(a, parts, strict=True))
-                cases.append((mixture, v, xi, np.asarray(v_dot), float(xi_dot)))
-    return tuple(cases)
+                v_dot = np.zeros(3)
+                xi_dot = 0.0
+                for weight, mean in zip(a, centres, strict=True):
+                    first, second = spherical(family, gate, v, xi, mean)
+                    v_dot = v_dot + weight * second
+                    xi_dot = xi_dot + float(weight * first)
+                fields.append(_Field(mixture, v, xi, v_dot, xi_dot))
+    return tuple(fields)
 
 
 @claim(
@@ -292,18 +326,21 @@ def _fields() -> tuple[tuple[Mixture, Array, float, Array, float], ...]:
     mutants={"ρ × 1.01": "ρ_j = 1.01 r_j/‖v‖"},
 )
 def l2(variant: Variant) -> Iterator[float]:
-    """The statement's field against quadrature."""
-    for mixture, v, xi, v_true, xi_true in _fields():
-        norm, thetas = float(np.linalg.norm(v)), mixture.thetas
-        a = mixture.a * np.array([variant.factor("one a"), 1.0, 1.0])
-        r = mixture.centres @ v + xi
-        at = r if variant == "printed" else r / norm * (1.01 if variant.has("ρ × 1.01") else 1.0)
-        outer = 1 / norm if variant in ("printed", "control") else 1.0
-        inner = 1 / norm**2 if variant == "printed" else outer
-        v_dot = variant.factor("θ₁ x̄") * outer * (a * thetas.theta1(at)) @ mixture.centres
-        v_dot = v_dot + variant.factor("θ₂ v̂") * inner * (a @ thetas.theta2(at)) * v / norm
-        xi_dot = variant.factor("ξ̇") * outer * float(a @ thetas.theta1(at))
-        yield float(max(np.abs(v_dot - v_true).max(), abs(xi_dot - xi_true)))
+    """Compare the statement's field with quadrature."""
+    for case in _fields():
+        norm = float(np.linalg.norm(case.v))
+        thetas = case.mixture.thetas
+        a = case.mixture.a * np.array([variant.factor("one a"), 1.0, 1.0])
+        r = case.mixture.centres @ case.v + case.xi
+        stretch = variant.choose(1.0, {"ρ × 1.01": 1.01})
+        distance = variant.choose(r / norm * stretch, {"printed": r})
+        outer = variant.choose(1.0, {"printed": 1 / norm, "control": 1 / norm})
+        inner = variant.choose(outer, {"printed": 1 / norm**2})
+        of_theta1 = outer * (a * thetas.theta1(distance)) @ case.mixture.centres
+        of_theta2 = inner * (a @ thetas.theta2(distance)) * case.v / norm
+        v_dot = variant.factor("θ₁ x̄") * of_theta1 + variant.factor("θ₂ v̂") * of_theta2
+        xi_dot = variant.factor("ξ̇") * outer * float(a @ thetas.theta1(distance))
+        yield max(largest(v_dot - case.v_dot), abs(xi_dot - case.xi_dot))
 
 
 _FAMILIES: tuple[Radial, ...] = (
@@ -314,7 +351,7 @@ _FAMILIES: tuple[Radial, ...] = (
     ExpNorm(3),
     UniformBall(4),
 )
-# off 0 and ±1, where marginals have kinks and edges
+# Not 0 and ±1, where marginals have kinks and edges.
 _OFF = np.array([-2.3, -0.9, -0.4, 0.35, 0.8, 1.7])
 
 
@@ -358,99 +395,108 @@ def _derivative(f: Callable[[Array], Array], r: Array, h: float = 1e-3) -> Array
     mutants={"c₋ = −0.01": "the condition c₋ ≥ 0 weakened to c₋ ≥ −0.01"},
 )
 def l3(variant: Variant) -> Iterator[float]:
-    """Eqn. 48 and the shape of F."""
+    """Check Eqn. 48 and the shape of F."""
     slopes = [(0.0, 1.0), (0.2, 1.0), (1.0, 1.0)]
-    slopes += [(-1.0, 1.0), (-0.5, 1.0)] if variant == "printed" else []
-    slopes += [(-0.01, 1.0)] if variant.has("c₋ = −0.01") else []
-    sign = -1.0 if variant == "control" else 1.0
+    if variant == "printed":
+        slopes += [(-1.0, 1.0), (-0.5, 1.0)]
+    if variant.has("c₋ = −0.01"):
+        slopes += [(-0.01, 1.0)]
     for family in _FAMILIES:
         for pair in slopes:
             thetas = Thetas(family, pair)
-
-            def both(r: Array, thetas: Thetas = thetas) -> Array:
-                return variant.factor("θ₂") * thetas.theta2(r) + sign * variant.factor(
-                    "rθ₁"
-                ) * r * thetas.theta1(r)
-
-            yield float(
-                np.abs(
-                    _derivative(both, _OFF)
-                    - variant.factor("θ₁ on the right") * thetas.theta1(_OFF)
-                ).max()
-            )
+            yield _error_of_eqn_48(thetas, variant)
             yield float(-np.diff(thetas.F(np.linspace(-8, 8, 1601))).min())
             yield 1e5 - float(thetas.F(1e6))
+            # rθ₁(r) → 0 at −∞: ReLU, and ν > 2.
             if pair[0] == 0 and getattr(family, "nu", 9) > 2:
                 yield abs(float(thetas.F(-1e6)))
 
 
-# (n, ν, a, slopes) of Student-t mixtures with x̄₋ = 0 that have critical rays: both signs, unequal weights
-PAIRS = (
-    (3, 3.0, (0.4, -0.6), (0.0, 1.0)),
-    (3, 3.0, (0.6, -0.4), (0.0, 1.0)),
-    (2, 1.5, (0.5, -0.7), (0.0, 1.0)),
-    (5, 4.0, (0.3, -0.5), (0.0, 1.0)),
-    (3, 2.5, (-0.4, 0.5), (0.0, 1.0)),
-    (3, 3.0, (0.4, -0.6), (-0.5, 1.0)),
+def _error_of_eqn_48(thetas: Thetas, variant: Variant) -> float:
+    """The largest |(θ₂ + rθ₁)′ − θ₁|, as the variant has it."""
+    sign = variant.choose(1.0, {"control": -1.0})
+
+    def left(r: Array) -> Array:
+        second = sign * variant.factor("rθ₁") * r * thetas.theta1(r)
+        return variant.factor("θ₂") * thetas.theta2(r) + second
+
+    right = variant.factor("θ₁ on the right") * thetas.theta1(_OFF)
+    return largest(_derivative(left, _OFF) - right)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A Student-t mixture of two components with x̄₋ = 0 that has critical rays."""
+
+    n: int
+    nu: float
+    a: tuple[float, float]
+    slopes: tuple[float, float] = (0.0, 1.0)
+
+    def mixture(self, axis: Array, separation: float) -> Mixture:
+        """Return the mixture whose centres are this far apart along the axis."""
+        centres = np.stack([separation * axis, np.zeros(self.n)])
+        return Mixture(StudentT(self.n, nu=self.nu), centres, np.array(self.a), slopes=self.slopes)
+
+
+# Both signs, unequal weights.
+CASES = (
+    _Case(3, 3.0, (0.4, -0.6)),
+    _Case(3, 3.0, (0.6, -0.4)),
+    _Case(2, 1.5, (0.5, -0.7)),
+    _Case(5, 4.0, (0.3, -0.5)),
+    _Case(3, 2.5, (-0.4, 0.5)),
+    _Case(3, 3.0, (0.4, -0.6), slopes=(-0.5, 1.0)),
 )
 
 
 @functools.cache
 def critical_points() -> tuple[tuple[Mixture, Array, float], ...]:
-    """Critical points of the flow itself and their mixtures, for all `PAIRS` and ‖v‖ = 0.5, 1, 2.
+    """Return critical points (v, ξ) and their mixtures, for all `CASES` and ‖v‖ = 0.5, 1, 2.
 
-    v̇ = 0 and ξ̇ = 0 are solved for (v, ξ) and the separation of the centres; what they must fulfil according to the paper
-    is not used (`critical_rays` tells only where to start, and the start is put off by 3 %).
+    v̇ = 0 and ξ̇ = 0 are solved for (v, ξ) and the separation of the centres. The properties that
+    the paper derives for them are not used: `critical_rays` only gives the start, which is put
+    off by 3 %.
     """
     rng = np.random.default_rng(1)
-    out = []
-    for n, nu, a, slopes in PAIRS:
-        family = StudentT(n, nu=nu)
-        axis = rng.standard_normal(n)
+    points = []
+    for case in CASES:
+        axis = rng.standard_normal(case.n)
         axis /= np.linalg.norm(axis)
-        for ray in critical_rays(family, a, slopes=slopes).rays:
+        family = StudentT(case.n, nu=case.nu)
+        for ray in critical_rays(family, case.a, slopes=case.slopes).rays:
+            centres = np.stack([ray.separation * axis, np.zeros(case.n)])
             for norm in NORMS:
-                start, xi0 = ray.point(np.stack([ray.separation * axis, np.zeros(n)]), norm)
-                guess = np.concatenate([start, [xi0, ray.separation]]) * (
-                    1 + 0.03 * rng.standard_normal(n + 2)
-                )
+                v, xi = ray.point(centres, norm)
+                start = np.concatenate([v, [xi, ray.separation]])
+                start = start * (1 + 0.03 * rng.standard_normal(case.n + 2))
+                points.append(_critical_point(case, axis, norm, start))
+    return tuple(points)
 
-                def residual(
-                    y: Array,
-                    n: int = n,
-                    family: Radial = family,
-                    a: Any = a,
-                    slopes: Any = slopes,
-                    axis: Array = axis,
-                    norm: float = norm,
-                ) -> Array:
-                    mixture = Mixture(
-                        family, np.stack([y[-1] * axis, np.zeros(n)]), np.array(a), slopes=slopes
-                    )
-                    v_dot, xi_dot = mixture.field(y[:n], y[n])
-                    return np.concatenate([v_dot, [xi_dot, (y[:n] @ y[:n]) / norm**2 - 1]])
 
-                solution = root(
-                    residual, guess, method="lm", options={"xtol": 1e-15, "ftol": 1e-15}
-                )
-                if np.abs(solution.fun).max() > 1e-11 or abs(solution.x[-1]) < 1e-3:
-                    raise ArithmeticError(
-                        f"no critical point found: residual {np.abs(solution.fun).max():.2g}"
-                    )
-                centres = np.stack([solution.x[-1] * axis, np.zeros(n)])
-                out.append(
-                    (
-                        Mixture(family, centres, np.array(a), slopes=slopes),
-                        solution.x[:n],
-                        float(solution.x[n]),
-                    )
-                )
-    return tuple(out)
+def _critical_point(
+    case: _Case, axis: Array, norm: float, start: Array
+) -> tuple[Mixture, Array, float]:
+    """Solve v̇ = 0, ξ̇ = 0 and ‖v‖ = norm for v, ξ and the separation."""
+
+    def residual(y: Array) -> Array:
+        v = y[: case.n]
+        v_dot, xi_dot = case.mixture(axis, y[-1]).field(v, y[case.n])
+        return np.concatenate([v_dot, [xi_dot, (v @ v) / norm**2 - 1]])
+
+    solution = root(residual, start, method="lm", options={"xtol": 1e-15, "ftol": 1e-15})
+    separation = solution.x[-1]
+    error = largest(solution.fun)
+    if error > 1e-11 or abs(separation) < 1e-3:
+        raise ArithmeticError(f"no critical point found: residual {error:.2g}")
+    return case.mixture(axis, separation), solution.x[: case.n], float(solution.x[case.n])
 
 
 def distances(mixture: Mixture, v: Array, xi: float, variant: Variant) -> Array:
-    """r_j as printed, ρ_j = r_j/‖v‖ otherwise."""
-    return mixture.centres @ v + xi if variant == "printed" else mixture.rho(v, xi)
+    """Return the distances: r_j as printed, otherwise ρ_j = r_j/‖v‖."""
+    if variant == "printed":
+        return mixture.centres @ v + xi
+    return mixture.rho(v, xi)
 
 
 @claim(
@@ -484,12 +530,14 @@ def distances(mixture: Mixture, v: Array, xi: float, variant: Variant) -> Array:
     terms=("a₊", "θ₂ in F", "ρ"),
 )
 def l4(variant: Variant) -> Iterator[float]:
-    """Σ a F at true critical points."""
+    """Measure Σ a F at true critical points."""
     for mixture, v, xi in critical_points():
-        at, thetas = variant.factor("ρ") * distances(mixture, v, xi, variant), mixture.thetas
-        F = variant.factor("θ₂ in F") * thetas.theta2(at) + at * thetas.theta1(at)
+        distance = variant.factor("ρ") * distances(mixture, v, xi, variant)
+        theta1 = mixture.thetas.theta1(distance)
+        theta2 = mixture.thetas.theta2(distance)
+        F = variant.factor("θ₂ in F") * theta2 + distance * theta1
         a = mixture.a * np.array([variant.factor("a₊"), 1.0])
-        terms = a * (thetas.theta2(at) if variant == "control" else F)
+        terms = a * variant.choose(F, {"control": theta2})
         yield float(abs(terms.sum()) / np.abs(terms).sum())
 
 
@@ -529,14 +577,15 @@ def l4(variant: Variant) -> Iterator[float]:
     mutants={"θ₂′ without r": "dθ₂/dr = −(c₊ − c₋) p_n"},
 )
 def l5(variant: Variant) -> Iterator[float]:
-    """Derivatives of θ₁ and θ₂ by differences."""
+    """Compare the derivatives of θ₁ and θ₂ with differences."""
     for family in _FAMILIES:
+        p = family.marginal(_OFF)
         for low, high in ((0.0, 1.0), (0.2, 1.0), (-1.0, 1.0)):
-            thetas, p = Thetas(family, (low, high)), family.marginal(_OFF)
-            factor = {"printed": low + high, "corrected": high - low, "control": low - high}[
-                str(variant)
-            ]
-            one = _derivative(thetas.theta1, _OFF) - variant.factor("θ₁′") * factor * p
-            r = 1.0 if variant.has("θ₂′ without r") else _OFF
-            two = _derivative(thetas.theta2, _OFF) + variant.factor("θ₂′") * factor * r * p
-            yield float(max(np.abs(one).max(), np.abs(two).max()))
+            thetas = Thetas(family, (low, high))
+            factor = variant.choose(high - low, {"printed": low + high, "control": low - high})
+            r = variant.choose(_OFF, {"θ₂′ without r": np.ones_like(_OFF)})
+            of_theta1 = variant.factor("θ₁′") * factor * p
+            of_theta2 = variant.factor("θ₂′") * factor * r * p
+            first = _derivative(thetas.theta1, _OFF) - of_theta1
+            second = _derivative(thetas.theta2, _OFF) + of_theta2
+            yield max(largest(first), largest(second))

@@ -1,8 +1,9 @@
-"""Mutants of claims: each puts the accepted form of a statement wrong in one place, and its check must reject it.
+"""Mutants of claims: each is wrong in one place, and the claim's check must reject it.
 
-``python -m joma.paper.claims.mutation`` goes through all claims; ``mutate`` through one. Mutants that say the same as
-the statement (an overall factor of a homogeneous one, the sign of an odd function) are declared as such, with the
-reason, and must be accepted: a check that rejected them would test something else.
+``python -m joma.paper.claims.mutation`` checks the mutants of all claims, ``mutate`` those of one.
+Mutants that say the same as the statement (an overall factor of a homogeneous one, the sign of an
+odd function) are declared as such, with the reason. They must be accepted: a check that rejected
+them would test something else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FORMS = {Verdict.HOLDS: "printed", Verdict.CORRECTED: "corrected", Verdict.UNDE
 
 @dataclass(frozen=True)
 class MutantResult:
-    """What a check made of one mutant."""
+    """The error of one mutant of a claim."""
 
     claim: Claim
     mutant: str
@@ -27,62 +28,76 @@ class MutantResult:
 
     @property
     def rejected(self) -> bool:
-        """Whether the check noticed."""
+        """True if the check rejects the mutant."""
         return self.value > self.claim.tolerance
 
     @property
     def equivalent(self) -> bool:
-        """Whether the mutant is declared to say the same as the statement."""
+        """True if the mutant is declared to say the same as the statement."""
         return self.mutant in self.claim.equivalent
 
     @property
     def ok(self) -> bool:
-        """Whether it was rejected, or accepted where it says the same."""
+        """True if the check rejects the mutant, or accepts one that says the same."""
         return self.rejected != self.equivalent
+
+    def describe(self) -> str:
+        """Return one line: claim, mutant, error, and the outcome."""
+        if self.equivalent:
+            outcome = f"equivalent: {self.claim.equivalent[self.mutant]}"
+            if self.rejected:
+                outcome += " BUT REJECTED"
+        elif self.rejected:
+            outcome = "rejected"
+        else:
+            outcome = "NOT REJECTED"
+        name = self.mutant
+        if name in self.claim.mutants:
+            name += f" ({self.claim.mutants[name]})"
+        return f"{self.claim.id}: {name}: {self.value:.2g}, {outcome}"
 
 
 def accepted_form(claim: Claim) -> str:
-    """The form of the statement that the check accepts, of which the mutants are mutants."""
-    result = check(claim)
-    if result.verdict not in _FORMS:
+    """Return the form of the statement that the check accepts; the mutants are mutants of it."""
+    verdict = check(claim).verdict
+    if verdict not in _FORMS:
         raise ValueError(
-            f"claim {claim.id!r} has no accepted form to mutate: its verdict is {result.verdict.value!r}"
+            f"claim {claim.id!r} has no accepted form to mutate: its verdict is {verdict.value!r}"
         )
-    return _FORMS[result.verdict]
+    return _FORMS[verdict]
 
 
 def mutate(claim: Claim, form: str | None = None) -> list[MutantResult]:
-    """All declared mutants of a claim's accepted form, measured."""
+    """Measure all declared mutants of a claim's accepted form."""
     form = form or accepted_form(claim)
-    return [
-        MutantResult(claim, name, largest_error(claim, form, name)[0])
-        for name in claim.all_mutants()
-    ]
+    results = []
+    for mutant in claim.all_mutants():
+        value, _ = largest_error(claim, form, mutant)
+        results.append(MutantResult(claim, mutant, value))
+    return results
 
 
 def main(ids: Sequence[str]) -> int:
-    """Print every mutant of the claims named (all by default) and what its check made of it; 1 if one got through."""
-    wrong = count = same = 0
-    for claim in get(ids) if ids else claims():
-        results = mutate(claim)
-        if not results:
+    """Print every mutant of these claims (by default of all) and its outcome.
+
+    Returns 1 if a mutant is accepted, or if a claim has no mutants.
+    """
+    selected = claims()
+    if ids:
+        selected = get(ids)
+    results: list[MutantResult] = []
+    claims_without_mutants = 0
+    for claim in selected:
+        of_claim = mutate(claim)
+        if not of_claim:
             print(f"{claim.id}: NO MUTANTS DECLARED")
-            wrong += 1
-        for r in results:
-            what = claim.mutants.get(r.mutant, "")
-            state = (
-                ("rejected" if r.rejected else "NOT REJECTED")
-                if not r.equivalent
-                else f"equivalent: {claim.equivalent[r.mutant]}"
-            )
-            if r.equivalent and r.rejected:
-                state += " BUT REJECTED"
-            print(
-                f"{claim.id}: {r.mutant}{f' ({what})' if what else ''}: {r.value:.2g}, {state}",
-                flush=True,
-            )
-            wrong, count, same = wrong + (not r.ok), count + 1, same + r.equivalent
-    print(f"{count} mutants, {same} of them equivalent; {wrong} not as they should be")
+            claims_without_mutants += 1
+        for result in of_claim:
+            print(result.describe(), flush=True)
+        results += of_claim
+    wrong = claims_without_mutants + sum(not result.ok for result in results)
+    equivalent = sum(result.equivalent for result in results)
+    print(f"{len(results)} mutants, {equivalent} of them equivalent; {wrong} not as they should be")
     return int(wrong > 0)
 
 

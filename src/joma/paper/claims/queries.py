@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
+from joma.paper.claims._integrals import logit_part, weight_coefficient
 from joma.paper.claims._registry import Kind, Variant, claim, drift
 from joma.theory.queries import BlockFlow, BlockTrajectory
 from joma.theory.setting import Array
 from joma.theory.tasks import random_gradients
 
 ACTIVATIONS = ("linear", "gelu", "relu", "leaky_relu")
-SAMPLES, TOKENS, NODES, QUERIES = 20, 6, 3, 3
+SAMPLES = 20
+TOKENS = 6
+NODES = 3
+QUERIES = 3
 
 
 @functools.cache
 def _paths(attention: str) -> tuple[BlockTrajectory, ...]:
-    """Flows with three queries of unequal probability; z_m moves with the joint expectation or with E_{q=m}."""
+    """Flows with three queries of unequal probability, in both conventions.
+
+    z_m moves with the joint expectation or with E_{q=m}.
+    """
     rng = np.random.default_rng(7)
-    out = []
+    paths = []
     for activation in ACTIVATIONS:
         for conditional in (False, True):
             task = random_gradients(rng, samples=SAMPLES, tokens=TOKENS, nodes=NODES)
@@ -34,36 +42,43 @@ def _paths(attention: str) -> tuple[BlockTrajectory, ...]:
                 temperature=0.8,
                 conditional=conditional,
             )
-            v0, z0 = (
-                0.5 * rng.standard_normal((TOKENS, NODES)),
-                0.3 * rng.standard_normal((QUERIES, TOKENS)),
-            )
-            z0 += 1.0 if attention == "linear" else -1.5  # off the fixed point; no blow-up
+            v0 = 0.5 * rng.standard_normal((TOKENS, NODES))
+            z0 = 0.3 * rng.standard_normal((QUERIES, TOKENS))
+            # z = 0 is a fixed point of linear attention; exp attention could blow up from there.
+            if attention == "linear":
+                z0 += 1.0
+            else:
+                z0 -= 1.5
             path = flow.integrate(2.0, v0, None, z0, times=21)
             if not path.done:
                 raise ArithmeticError(path.status)
-            out.append(path)
-    return tuple(out)
+            paths.append(path)
+    return tuple(paths)
 
 
 def _drift(path: BlockTrajectory, summed: Array, factor: float) -> float:
     """Drift of ``summed`` (T, …, M) − factor Σ_k v_k²."""
     square = (path.v**2).sum(axis=2)
-    value = summed - factor * (square if summed.ndim == 2 else square[:, None])
-    return drift(value, path.z)
+    if summed.ndim > 2:
+        square = square[:, None]
+    return drift(summed - factor * square, path.z)
 
 
 def _queries(attention: str, variant: Variant) -> Iterator[float]:
     for path in _paths(attention):
         flow = path.flow
-        factor = flow.ratio / (2 * flow.attention.temperature) if attention == "exp" else flow.ratio
+        factor = weight_coefficient(attention, flow.ratio, flow.attention.temperature)
         factor *= variant.factor("Σ v²")
-        z = path.z if attention == "exp" else path.z**2  # (T, Q, M)
-        probability = np.bincount(flow.query, flow.task.p)
-        weight = probability if flow.conditional != (variant == "control") else np.ones(QUERIES)
+        z = logit_part(attention, path.z)  # (T, Q, M)
+        # The control takes the weights of the other convention.
+        if flow.conditional != (variant == "control"):
+            weight = np.bincount(flow.query, flow.task.p)
+        else:
+            weight = np.ones(QUERIES)
         weight = weight * np.array([variant.factor("one query"), 1.0, 1.0])
-        summed = z if variant.has("each query by itself") else (weight[:, None] * z).sum(axis=1)
-        yield _drift(path, summed, factor)
+        if not variant.has("each query by itself"):
+            z = (weight[:, None] * z).sum(axis=1)  # (T, M)
+        yield _drift(path, z, factor)
 
 
 _MEASURES = (
@@ -100,7 +115,7 @@ _MUTANTS = {
     mutants=_MUTANTS,
 )
 def t1_queries_exp(variant: Variant) -> Iterator[float]:
-    """Drift of the sum over queries."""
+    """Measure the drift of the sum over queries."""
     return _queries("exp", variant)
 
 
@@ -126,7 +141,7 @@ def t1_queries_exp(variant: Variant) -> Iterator[float]:
     mutants=_MUTANTS,
 )
 def t1_queries_linear(variant: Variant) -> Iterator[float]:
-    """Drift of the sum over queries."""
+    """Measure the drift of the sum over queries."""
     return _queries("linear", variant)
 
 
@@ -134,35 +149,40 @@ def t1_queries_linear(variant: Variant) -> Iterator[float]:
 def _two_heads(embedding: str, attention: str) -> BlockTrajectory:
     """The flow of a block of two heads and two queries, with value maps as ``embedding`` says."""
     rng = np.random.default_rng(8)
-    M, Q, H = TOKENS, 2, 2
-    task = random_gradients(rng, samples=SAMPLES, tokens=M, nodes=NODES)
-    query = np.arange(SAMPLES) % Q
-    v0, z0 = 0.5 * rng.standard_normal((H * M, NODES)), 0.3 * rng.standard_normal((Q, H * M)) + 1.0
+    task = random_gradients(rng, samples=SAMPLES, tokens=TOKENS, nodes=NODES)
+    query = np.arange(SAMPLES) % 2
+    v0 = 0.5 * rng.standard_normal((2 * TOKENS, NODES))
+    z0 = 0.3 * rng.standard_normal((2, 2 * TOKENS)) + 1.0
     if attention == "exp":
         z0 -= 2.5
-    if embedding == "orthonormal":
-        flow = BlockFlow(task, query, attention, "gelu", heads=H)
-    elif embedding == "shared":
-        flow, v0 = BlockFlow(task, query, attention, "gelu", heads=H, values="shared"), v0[:M]
-    else:
-        E = np.eye(H * M + Q)
-        if (
-            embedding == "orthogonal subspaces"
-        ):  # each head projects the tokens to M/2 dimensions of its own
-            for h in range(H):
-                cut = np.linalg.qr(rng.standard_normal((M, M)))[0][:, : M // 2]
-                E[h * M : (h + 1) * M, h * M : (h + 1) * M] = cut @ cut.T
-        else:  # both heads orthonormal, at an angle to each other: U₁ᵀU₂ = 0.3 I
-            E[:M, M : 2 * M], E[M : 2 * M, M : 2 * M] = (
-                0.3 * np.eye(M),
-                np.sqrt(1 - 0.09) * np.eye(M),
-            )
-        flow = BlockFlow(task, query, attention, "gelu", heads=H, values=E)
-        v0 = (E.T @ np.vstack([v0, np.zeros((Q, NODES))]))[: H * M]
+    values: Array | Literal["separate", "shared"] = "separate"
+    if embedding == "shared":
+        values = "shared"
+        v0 = v0[:TOKENS]
+    elif embedding != "orthonormal":
+        values = _value_maps(embedding, rng)
+        v0 = (values.T @ np.vstack([v0, np.zeros((2, NODES))]))[: 2 * TOKENS]
+    flow = BlockFlow(task, query, attention, "gelu", heads=2, values=values)
     path = flow.integrate(2.0, v0, None, z0, times=21)
     if not path.done:
         raise ArithmeticError(path.status)
     return path
+
+
+def _value_maps(embedding: str, rng: np.random.Generator) -> Array:
+    """The embeddings (2 M + 2, 2 M + 2) of the tokens in both heads, and of the queries."""
+    M = TOKENS
+    E = np.eye(2 * M + 2)
+    if embedding == "orthogonal subspaces":
+        # Each head projects the tokens to M/2 dimensions of its own.
+        for head in (slice(0, M), slice(M, 2 * M)):
+            directions = np.linalg.qr(rng.standard_normal((M, M)))[0][:, : M // 2]
+            E[head, head] = directions @ directions.T
+    else:
+        # Both heads are orthonormal, at an angle to each other: U₁ᵀU₂ = 0.3 I.
+        E[:M, M : 2 * M] = 0.3 * np.eye(M)
+        E[M : 2 * M, M : 2 * M] = np.sqrt(1 - 0.09) * np.eye(M)
+    return E
 
 
 @claim(
@@ -202,26 +222,25 @@ def _two_heads(embedding: str, attention: str) -> BlockTrajectory:
     },
 )
 def t1_heads(variant: Variant) -> Iterator[float]:
-    """Drift of the integrals of a two-head block."""
+    """Measure the drift of the integrals of a two-head block."""
+    embedding = variant.choose(
+        "orthonormal",
+        {
+            "control": "at an angle",
+            "each head, lower rank": "orthogonal subspaces",
+            "each head, shared map": "shared",
+        },
+    )
     for attention in ("linear", "exp"):
-        factor = 0.5 if attention == "exp" else 1.0
-        embedding = "at an angle" if variant == "control" else "orthonormal"
-        embedding = "orthogonal subspaces" if variant.has("each head, lower rank") else embedding
-        path = _two_heads(
-            "shared" if variant.has("each head, shared map") else embedding, attention
-        )
-        summed = (path.z if attention == "exp" else path.z**2).sum(axis=1)
+        factor = weight_coefficient(attention)
+        path = _two_heads(embedding, attention)
+        per_head = logit_part(attention, path.z).sum(axis=1)  # (T, 2 M)
         if variant.has("the other head"):
-            summed = np.roll(summed, TOKENS, axis=1)
-        yield _drift(path, summed, variant.factor("Σ v²") * factor)
-        path = _two_heads(
-            "shared", attention
-        )  # v is the same for both heads: each logit counts once
-        summed = (
-            (path.z if attention == "exp" else path.z**2)
-            .sum(axis=1)
-            .reshape(-1, 2, TOKENS)
-            .sum(axis=1)
-        )
+            per_head = np.roll(per_head, TOKENS, axis=1)
+        yield _drift(path, per_head, variant.factor("Σ v²") * factor)
+        path = _two_heads("shared", attention)
+        per_head = logit_part(attention, path.z).sum(axis=1)
+        summed = per_head.reshape(-1, 2, TOKENS).sum(axis=1)  # (T, M)
+        # v is the same for both heads: each logit counts once.
         square = variant.factor("Σ v² (shared)") * factor * (path.v[:, :TOKENS] ** 2).sum(axis=2)
         yield drift(summed - square, path.z)

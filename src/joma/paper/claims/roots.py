@@ -24,13 +24,13 @@ class Weight(StrEnum):
 
 @dataclass(frozen=True)
 class RootCause:
-    """One reason for which formulas are wrong as printed.
+    """One reason why formulas are wrong as printed.
 
     Attributes:
-        id: what claims name.
+        id: the name that claims refer to.
         title: the slip, in a few words.
-        weight: how much hangs on it.
-        consequence: what remains of the statements that it touches, in one or two sentences.
+        weight: how much of the paper hangs on it.
+        consequence: what remains of the statements that it affects, in one or two sentences.
     """
 
     id: str

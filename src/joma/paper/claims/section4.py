@@ -9,7 +9,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.special import lambertw
 
-from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims._registry import Kind, Variant, claim, largest
 from joma.paper.claims.isotropic import critical_points
 from joma.paper.labs.rebound import (
     dip_and_rebound,
@@ -28,7 +28,11 @@ TARGETS = (
     np.array([-0.5, 1.1, -1.9]),
     np.array([0.2, -0.4, 2.3, -2.9]),
 )
-RANGES = ((1.0, 4.0), (1.0, 3.0), (1.0, 2.0), (0.5, 3.0))  # of μ, 20 components evenly spaced
+ACTIVATIONS = ("linear", "gelu", "silu", "relu", "leaky_relu")
+
+
+# Of μ, 20 components evenly spaced.
+RANGES = ((1.0, 4.0), (1.0, 3.0), (1.0, 2.0), (0.5, 3.0))
 
 
 @claim(
@@ -71,61 +75,61 @@ RANGES = ((1.0, 4.0), (1.0, 3.0), (1.0, 2.0), (0.5, 3.0))  # of μ, 20 component
     terms=("e^z outside", "e^z inside", "μ"),
 )
 def e6(variant: Variant) -> Iterator[float]:
-    """The joint exp flow against attention put back into Δ."""
+    """Compare the joint exp flow with attention put back into Δ."""
     rng = np.random.default_rng(16)
-    outside, inside = variant.factor("e^z outside"), variant.factor("e^z inside")
     for n in range(30):
         task = random_gradients(rng, samples=9, tokens=5, nodes=3)
-        block = JointFlow(
-            task, "exp", ("linear", "gelu", "silu", "relu", "leaky_relu")[n % 5]
-        ).block
-        v, xi, z = rng.standard_normal((5, 3)), rng.standard_normal(3), rng.standard_normal(5)
+        block = JointFlow(task, "exp", ACTIVATIONS[n % 5]).block
+        v = rng.standard_normal((5, 3))
+        xi = rng.standard_normal(3)
+        z = rng.standard_normal(5)
         e = np.exp(z)[:, None]
-        uniform = block.smooth_velocity(
-            v if variant == "printed" else inside * e * v, xi, np.zeros(5)
-        ).v  # Δ
+        attended_v = variant.choose(variant.factor("e^z inside") * e * v, {"printed": v})
+        outside = variant.choose(variant.factor("e^z outside") * e, {"control": np.ones_like(e)})
+        delta = block.smooth_velocity(attended_v, xi, np.zeros(5)).v  # Δ, under uniform attention
         true = block.smooth_velocity(v, xi, z).v
-        yield float(
-            np.abs((1.0 if variant == "control" else outside * e) * uniform - true).max()
-            / max(0.01, np.abs(true).max())
-        )
+        yield largest(outside * delta - true) / max(0.01, largest(true))
     times = np.linspace(0.0, 20.0, 101)
-    for mu, path in zip(TARGETS, _joint_paths(), strict=True):
+    for mu, joint_v in zip(TARGETS, _joint_paths(), strict=True):
         if variant == "printed":
-            v = solve_bounce(mu, times).v
-        else:
+            yield largest(joint_v - solve_bounce(mu, times).v) / largest(mu)
+            continue
+        v = _attended_path(mu, times, variant)
+        if v is None:
+            yield np.inf
+            continue
+        if variant == "corrected" and not variant.mutant:
+            # The critical point, in closed form.
+            v[-1] = [np.sign(m) * np.sqrt(lambertw(float(m) ** 2).real) for m in mu]
+        yield largest(joint_v - v) / largest(mu)
 
-            def slope(_: float, v: Array, mu: Array = mu) -> Array:
-                e = np.exp(v * v / 2)
-                return (variant.factor("μ") * mu - inside * v * e) * (
-                    1.0 if variant == "control" else outside * e
-                )
 
-            with np.errstate(over="ignore", invalid="ignore"):
-                solution = solve_ivp(
-                    slope, (0.0, 20.0), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13
-                )
-            if (
-                not solution.success
-            ):  # what the variant says blows up, which the joint flow does not
-                yield np.inf
-                continue
-            v = solution.y.T
-            if variant == "corrected" and not variant.mutant:  # its critical point, in closed form
-                v[-1] = [np.sign(m) * np.sqrt(lambertw(float(m) ** 2).real) for m in mu]
-        yield float(np.abs(path - v).max() / np.abs(mu).max())
+def _attended_path(mu: Array, times: Array, variant: Variant) -> Array | None:
+    """v (T, M) of the statement's flow, or None if it blows up, which the joint flow does not."""
+    inside = variant.factor("e^z inside")
+
+    def velocity(_: float, v: Array) -> Array:
+        e = np.exp(v * v / 2)
+        outside = variant.choose(variant.factor("e^z outside") * e, {"control": np.ones_like(e)})
+        return (variant.factor("μ") * mu - inside * v * e) * outside
+
+    start = np.zeros_like(mu)
+    with np.errstate(over="ignore", invalid="ignore"):
+        solution = solve_ivp(velocity, (0.0, 20.0), start, "DOP853", times, rtol=1e-12, atol=1e-13)
+    if not solution.success:
+        return None
+    return solution.y.T
 
 
 @functools.cache
 def _joint_paths() -> tuple[Array, ...]:
-    """v (T, M) of the joint exp flow on the tasks that have v̇ = μ − v under uniform attention."""
+    """v (T, M) of the joint exp flow on tasks with v̇ = μ − v under uniform attention."""
     times = np.linspace(0.0, 20.0, 101)
-    return tuple(
-        JointFlow(orthogonal_regression(mu), "exp", "linear")
-        .integrate(20.0, times=times)
-        .v[:, :, 0]
-        for mu in TARGETS
-    )
+    paths = []
+    for mu in TARGETS:
+        flow = JointFlow(orthogonal_regression(mu), "exp", "linear")
+        paths.append(flow.integrate(20.0, times=times).v[:, :, 0])
+    return tuple(paths)
 
 
 @functools.cache
@@ -177,9 +181,9 @@ def _joint(low: float, high: float, power: float, along: float = 1.0) -> tuple[f
     },
 )
 def f4_joint(variant: Variant) -> Iterator[float]:
-    """Dip and rebound of both."""
-    power = 0.0 if variant == "control" else 0.5
-    power = {"targets μ e^{μ²/4}": 0.25, "targets μ e^{0.4 μ²}": 0.4}.get(variant.mutant, power)
+    """Compare dip and rebound of both flows."""
+    powers = {"control": 0.0, "targets μ e^{μ²/4}": 0.25, "targets μ e^{0.4 μ²}": 0.4}
+    power = variant.choose(0.5, powers)
     for low, high in RANGES:
         for eqn6, joint in zip(_eqn6(low, high), _joint(low, high, power), strict=True):
             yield eqn6 - joint
@@ -221,9 +225,11 @@ def f4_joint(variant: Variant) -> Iterator[float]:
     mutants={"ε = 0.9": "the condition weakened", "ε = 1.5": "β_∥ larger than β₁"},
 )
 def s4_shift(variant: Variant) -> Iterator[float]:
-    """The rebound with and without the term."""
-    epsilons = {"printed": (0.5, 0.16), "control": (0.7,)}.get(str(variant), (0.98,))
-    epsilons = {"ε = 0.9": (0.9,), "ε = 1.5": (1.5,)}.get(variant.mutant, epsilons)
+    """Compare the rebound with and without the term."""
+    epsilons = variant.choose(
+        (0.98,),
+        {"printed": (0.5, 0.16), "control": (0.7,), "ε = 0.9": (0.9,), "ε = 1.5": (1.5,)},
+    )
     for low, high in RANGES[:2]:
         for epsilon in epsilons:
             yield abs(1 - _eqn6(low, high, epsilon)[1] / _eqn6(low, high)[1])
@@ -308,9 +314,7 @@ def s4_cooccurrence(variant: Variant) -> Iterator[float]:
     for mixture, mu, _ in critical_points():
         mean = mixture.centres[0].copy()
         mean[0] *= variant.factor("one E[x]")
-        mean = np.abs(mean)
-        if variant.has("next token"):
-            mean = np.roll(mean, 1)
+        mean = variant.shift("next token", np.abs(mean))
         if variant == "control":
             mean = mean**2
         ratio = np.abs(mu) / mean

@@ -6,46 +6,60 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims._registry import Kind, Variant, claim, largest
 from joma.theory.flows import JointFlow
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import class_distributions
 
-# Three tokens, alone and in pairs: E[g b bᵀ] = S/6 with S a = a² and a = S 1 = (1, −1, 0), so that ż = 0 for ever
+# Three tokens, alone and in pairs: E[g b bᵀ] = S/6 with S a = a² and a = S 1 = (1, −1, 0), so
+# that ż = 0 for ever.
 CONTEXTS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]])
 GRADIENTS = np.array([3.0, 1.0, 8.0, 4.0, -8.0, -8.0])
 
 
 def attention_at_rest(a: Array) -> Array:
-    """Gradients g (M (M + 1)/2,) for tokens alone and in pairs such that E[g b] ∝ a and softmax attention never moves.
+    """Return gradients such that E[g b] ∝ a and softmax attention never moves.
 
-    From zero start v = a t, so ż = 0 asks for S a = a ∘ a with S = E[g b bᵀ], S 1 = a: linear equations for S. The
-    contexts e_i and (e_i + e_j)/2 then hold S entry by entry.
+    They belong to the tokens alone and in pairs (`contexts`), and have the shape (M (M + 1)/2,).
+    From zero start v = a t, so ż = 0 asks for S a = a ∘ a with S = E[g b bᵀ], S 1 = a: linear
+    equations for S. The contexts e_i and (e_i + e_j)/2 then determine S entry by entry.
     """
     M = len(a)
     rows, columns = np.triu_indices(M)
+    entries = np.arange(len(rows))
     basis = np.zeros((len(rows), M, M))
-    basis[np.arange(len(rows)), rows, columns] = basis[np.arange(len(rows)), columns, rows] = 1.0
+    basis[entries, rows, columns] = 1.0
+    basis[entries, columns, rows] = 1.0
     equations = np.concatenate([basis @ np.ones(M), basis @ a], axis=1).T  # (2 M, entries of S)
-    S = np.tensordot(
-        np.linalg.lstsq(equations, np.concatenate([a, a * a]), rcond=None)[0], basis, axes=1
-    )
+    solution = np.linalg.lstsq(equations, np.concatenate([a, a * a]), rcond=None)[0]
+    S = np.tensordot(solution, basis, axes=1)  # (M, M)
     pairs = 4 * S * (1 - np.eye(M))
-    return np.concatenate([np.diag(S) - pairs.sum(axis=1) / 4, pairs[np.triu_indices(M, 1)]])
+    alone = np.diag(S) - pairs.sum(axis=1) / 4
+    return np.concatenate([alone, pairs[np.triu_indices(M, 1)]])
 
 
 def contexts(M: int) -> Array:
-    """Every token alone, then every pair of tokens, (M (M + 1)/2, M)."""
+    """Return every token alone, then every pair of tokens, (M (M + 1)/2, M)."""
     i, j = np.triu_indices(M, 1)
     return np.vstack([np.eye(M), (np.eye(M)[i] + np.eye(M)[j]) / 2])
 
 
 def _no_second_order(d: Array, rng: np.random.Generator, nodes: int, mean: Array) -> Task:
-    """A task at z = 0 with E[g_k b bᵀ] = b̄ E[g_k bᵀ] for each node: samples b̄, b̄ ± d, b̄ ± √2 d with gradients
-    c_k, e_k, −e_k/2 make the first and second moments of (b − b̄) under g vanish."""
+    """A task at z = 0 with E[g_k b bᵀ] = b̄ E[g_k bᵀ] for each node.
+
+    The samples b̄, b̄ ± d, b̄ ± √2 d with gradients c_k, e_k, −e_k/2 make the first and second
+    moments of (b − b̄) under g vanish.
+    """
     x = np.stack([mean, mean + d, mean - d, mean + np.sqrt(2) * d, mean - np.sqrt(2) * d])
-    c, e = rng.standard_normal(nodes), rng.standard_normal(nodes)
+    c = rng.standard_normal(nodes)
+    e = rng.standard_normal(nodes)
     return Task(x, np.stack([c, e, e, -e / 2, -e / 2]))
+
+
+def _centred(rng: np.random.Generator, size: float) -> Array:
+    """A direction (4,) with mean 0 whose largest entry has this size."""
+    d = rng.standard_normal(4)
+    return size * (d - d.mean()) / np.abs(d - d.mean()).max()
 
 
 @claim(
@@ -92,32 +106,32 @@ def _no_second_order(d: Array, rng: np.random.Generator, nodes: int, mean: Array
     terms=("Σ v²", "‖v‖² b̄"),
 )
 def t1_softmax(variant: Variant) -> Iterator[float]:
-    """Distance of Eqn. 18 from the softmax flow."""
+    """Measure the distance of Eqn. 18 from the softmax flow."""
     rng = np.random.default_rng(3)
+    tasks = []
     if variant == "printed":
-        tasks = [Task(CONTEXTS, np.outer(GRADIENTS, [1.0, -1.0]))]
+        tasks.append(Task(CONTEXTS, np.outer(GRADIENTS, [1.0, -1.0])))
         for _ in range(4):  # the same for any a that sums to 0, in four tokens
             a = rng.standard_normal(4)
-            tasks.append(Task(contexts(4), np.outer(attention_at_rest(a - a.mean()), [1.0, -1.0])))
+            gradients = attention_at_rest(a - a.mean())
+            tasks.append(Task(contexts(4), np.outer(gradients, [1.0, -1.0])))
     else:
-        tasks = []
         for _ in range(5):
-            d = rng.standard_normal(4)
-            d = 0.1 * (d - d.mean()) / np.abs(d - d.mean()).max()
+            d = _centred(rng, 0.1)
             tasks.append(_no_second_order(d, rng, nodes=2, mean=np.full(4, 0.25)))
+    sign = variant.choose(-1.0, {"control": 1.0})
     for task in tasks:
         path = JointFlow(task, "softmax", "linear").integrate(6.0, times=4)
-        if variant == "printed" and np.abs(path.z).max() > 1e-12:
+        if variant == "printed" and largest(path.z) > 1e-12:
             raise ArithmeticError(
-                f"attention moved by {np.abs(path.z).max():.2g}: the premise is not fulfilled"
+                f"attention moved by {largest(path.z):.2g}: the premise is not fulfilled"
             )
-        square, b_bar = (path.v[-1] ** 2).sum(axis=1), task.p @ path.attention(0)
-        sign = 1.0 if variant == "control" else -1.0
+        square = (path.v[-1] ** 2).sum(axis=1)
+        b_bar = task.p @ path.attention(0)
         drop = variant.factor("‖v‖² b̄") * square.sum() * b_bar
         z_hat = 0.5 * (variant.factor("Σ v²") * square + sign * drop)
-        yield float(
-            np.linalg.norm(z_hat - path.z[-1]) / max(1.0, float(np.linalg.norm(path.z[-1])))
-        )
+        distance = float(np.linalg.norm(z_hat - path.z[-1]))
+        yield distance / max(1.0, float(np.linalg.norm(path.z[-1])))
 
 
 @claim(
@@ -159,29 +173,29 @@ def t1_softmax(variant: Variant) -> Iterator[float]:
     mutants={"one b̄": "b̄ uniform in the place of E[b]"},
 )
 def t1_softmax_hypothesis(variant: Variant) -> Iterator[float]:
-    """Eqn. 17 against the true ż where the hypothesis holds, summed or node by node."""
+    """Compare Eqn. 17 with ż where the hypothesis holds, summed or node by node."""
     rng = np.random.default_rng(4)
+    sign = variant.choose(-1.0, {"control": 1.0})
     for _ in range(20):
         if variant == "printed":
             task = class_distributions(rng, smooth=True)
         else:
             mean = rng.dirichlet(np.full(4, 3.0))
-            d = rng.standard_normal(4)
-            d = 0.5 * mean.min() * (d - d.mean()) / np.abs(d - d.mean()).max()
+            d = _centred(rng, 0.5 * mean.min())
             task = _no_second_order(d, rng, nodes=3, mean=mean)
         block = JointFlow(task, "softmax", "linear").block
-        v, xi = rng.standard_normal((task.tokens, task.nodes)), rng.standard_normal(task.nodes)
+        v = rng.standard_normal((task.tokens, task.nodes))
+        xi = rng.standard_normal(task.nodes)
         b, a = block.forward(v, xi, np.zeros(task.tokens))
         velocity = block.velocity(v, b, block.forces(a, np.ones_like(a)))
-        b_bar = np.full(task.tokens, 1 / task.tokens) if variant.has("one b̄") else block.p @ b
-        vv = velocity.v * v
-        first, sign = vv.sum(axis=1), 1.0 if variant == "control" else -1.0
-        off = (
-            variant.factor("v̇ ∘ v") * first
-            + sign * variant.factor("b̄ v̇ᵀv") * b_bar * vv.sum()
-            - velocity.z
-        )
-        yield float(np.abs(off).max() / np.abs(first).max())
+        b_bar = block.p @ b
+        if variant.has("one b̄"):
+            b_bar = np.full(task.tokens, 1 / task.tokens)
+        products = velocity.v * v  # (M, K)
+        first = products.sum(axis=1)
+        second = variant.factor("b̄ v̇ᵀv") * b_bar * products.sum()
+        off = variant.factor("v̇ ∘ v") * first + sign * second - velocity.z
+        yield largest(off) / largest(first)
         if variant == "corrected":
             off = velocity.v - variant.factor("b̄ ξ̇") * np.outer(b_bar, velocity.xi)
-            yield float(np.abs(off).max() / np.abs(velocity.v).max())
+            yield largest(off) / largest(velocity.v)

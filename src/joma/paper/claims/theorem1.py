@@ -1,4 +1,4 @@
-"""Claims on Assumption 1, on Theorem 1 under linear and exp attention, and on Eqn. 60: the joint flow's first integrals."""
+"""Claims on Assumption 1, on Theorem 1 under linear and exp attention, and on Eqn. 60."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from joma.paper.claims._registry import Kind, Variant, claim, drift
+from joma.paper.claims._integrals import logit_part, weight_coefficient
+from joma.paper.claims._registry import Kind, Variant, claim, drift, largest
+from joma.theory._block import Block
 from joma.theory._charts import JointChart
 from joma.theory.flows import JointFlow
 from joma.theory.invariants import cumulative
 from joma.theory.setting import Array, Task
-from joma.theory.tasks import class_distributions, random_gradients, small_start
+from joma.theory.tasks import Start, class_distributions, random_gradients, small_start
 from joma.theory.trajectory import Trajectory
 
 ACTIVATIONS = ("linear", "gelu", "silu", "relu", "leaky_relu")
@@ -25,7 +27,7 @@ def _paths(
 ) -> tuple[Trajectory, ...]:
     """Joint flows of random tasks with every activation at every (rate ratio, temperature)."""
     rng = np.random.default_rng(1)
-    out = []
+    paths = []
     for ratio, temperature in settings:
         for activation in ACTIVATIONS:
             task = random_gradients(rng, samples=20, tokens=8, nodes=4)
@@ -33,17 +35,19 @@ def _paths(
             flow = JointFlow(
                 task, attention, activation, mlp_lr=1.0, attention_lr=ratio, temperature=temperature
             )
-            z0 = (
-                start.z0 + 1.0 if attention == "linear" else start.z0 - temperature
-            )  # off the fixed point; no blow-up
-            out.append(flow.integrate(4.0, start.v0, start.xi0, z0, times=41))
-    return tuple(out)
+            # z = 0 is a fixed point of linear attention; exp attention could blow up from there.
+            if attention == "linear":
+                z0 = start.z0 + 1.0
+            else:
+                z0 = start.z0 - temperature
+            paths.append(flow.integrate(4.0, start.v0, start.xi0, z0, times=41))
+    return tuple(paths)
 
 
 def _square(path: Trajectory, variant: Variant) -> Array:
     """Σ_k v_k², (T, M), as the variant has it."""
     square = variant.factor("Σ v²") * (path.v**2).sum(axis=2)
-    return np.roll(square, 1, axis=1) if variant.has("next token") else square
+    return variant.shift("next token", square, axis=1)
 
 
 @claim(
@@ -63,27 +67,47 @@ def _square(path: Trajectory, variant: Variant) -> Array:
 def a1_per_hidden_loss(variant: Variant) -> Iterator[float]:
     """Compare the field with differences of the objective at random states."""
     rng = np.random.default_rng(0)
-    chart, h = JointChart((5, 3), (3,), (5,)), 1e-5
+    chart = JointChart((5, 3), (3,), (5,))
     for attention in ("linear", "exp", "softmax"):
         for activation in ACTIVATIONS:
             task = random_gradients(rng, samples=9, tokens=5, nodes=3)
             block = JointFlow(task, attention, activation, temperature=0.7).block
-            y = rng.standard_normal(5 * 3 + 3 + 5)
-            v, xi, z = chart.unpack(y)
-            b, a = block.forward(v, xi, z)
-            gates = np.ones_like(a) if variant == "control" else block.activation.derivative(a)
-            velocity = block.velocity(v, b, block.forces(a, gates))
-            parts = zip(("v̇", "ξ̇", "ż"), (velocity.v, velocity.xi, velocity.z), strict=True)
-            field = chart.pack(*(variant.factor(name) * part for name, part in parts))
-            weight, phi = block.p[:, None] * block.samples.g, block.activation.phi
-            ends = [
-                [weight * phi(block.forward(*chart.unpack(y + e))[1]) for e in (d, -d)]
-                for d in h * np.eye(len(y))
-            ]
-            differences = np.array(
-                [(ahead.sum() - behind.sum()) / (2 * h) for ahead, behind in ends]
-            )
-            yield float(np.abs(field - differences).max() / max(0.1, np.abs(differences).max()))
+            state = rng.standard_normal(5 * 3 + 3 + 5)
+            differences = _objective_differences(block, chart, state)
+            field = _field(block, chart, state, variant)
+            yield largest(field - differences) / max(0.1, largest(differences))
+
+
+def _field(block: Block, chart: JointChart, state: Array, variant: Variant) -> Array:
+    """Eqn. 2, as the variant has it."""
+    v, xi, z = chart.unpack(state)
+    b, a = block.forward(v, xi, z)
+    gates = block.activation.derivative(a)
+    if variant == "control":
+        gates = np.ones_like(a)
+    velocity = block.velocity(v, b, block.forces(a, gates))
+    return chart.pack(
+        variant.factor("v̇") * velocity.v,
+        variant.factor("ξ̇") * velocity.xi,
+        variant.factor("ż") * velocity.z,
+    )
+
+
+def _objective_differences(block: Block, chart: JointChart, state: Array) -> Array:
+    """Central differences of E[Σ g h] along each coordinate of the state."""
+    weight = block.p[:, None] * block.samples.g
+
+    def objective(at: Array) -> float:
+        _, a = block.forward(*chart.unpack(at))
+        return float((weight * block.activation.phi(a)).sum())
+
+    h = 1e-5
+    return np.array(
+        [
+            (objective(state + step) - objective(state - step)) / (2 * h)
+            for step in h * np.eye(len(state))
+        ]
+    )
 
 
 @claim(
@@ -123,32 +147,33 @@ def a1_per_hidden_loss(variant: Variant) -> Iterator[float]:
     mutants={"quadratic loss of 0.1 %": "the linear loss with a quadratic term of 0.1 %"},
 )
 def a1_layerwise(variant: Variant) -> Iterator[float]:
-    """How far E[g x] moves along the flow of one layer."""
+    """Measure how far E[g x] moves along the flow of one layer."""
     rng = np.random.default_rng(12)
     task = class_distributions(rng, smooth=True)
-    x, y, start = task.x, task.g, small_start(task, rng)
-    curvature = (
-        0.01 if variant == "control" else 0.001 if variant.has("quadratic loss of 0.1 %") else 0.0
-    )
-    losses = {
-        "cross-entropy": Task.classification(x, y),
-        "squared": Task.regression(x, y),
-        "linear": Task(x, y - 1 / task.nodes)
-        if curvature == 0
-        else Task.regression(x, (y - 1 / task.nodes) / curvature),
-    }
-    for name in ("cross-entropy", "squared") if variant == "printed" else ("linear",):
-        loss, rate = losses[name], curvature or 1.0
-        path = JointFlow(loss, "softmax", "linear", mlp_lr=rate, attention_lr=rate).integrate(
-            200.0, *start, times=9, rtol=1e-9, atol=1e-11
-        )
-        means = np.stack(
-            [
-                x.T @ (loss.p[:, None] * loss.gradient(path.preactivation(n)))
-                for n in range(len(path.t))
-            ]
-        )
-        yield float(np.linalg.norm(means - means[0], axis=(1, 2)).max() / np.linalg.norm(means[0]))
+    x = task.x
+    y = task.g
+    start = small_start(task, rng)
+    if variant == "printed":
+        yield _moved_mean(Task.classification(x, y), start)
+        yield _moved_mean(Task.regression(x, y), start)
+        return
+    curvature = variant.choose(0.0, {"control": 0.01, "quadratic loss of 0.1 %": 0.001})
+    if curvature == 0:
+        yield _moved_mean(Task(x, y - 1 / task.nodes), start)
+    else:
+        # A squared loss at a small rate towards far targets: linear with a small quadratic term.
+        target = (y - 1 / task.nodes) / curvature
+        yield _moved_mean(Task.regression(x, target), start, rate=curvature)
+
+
+def _moved_mean(task: Task, start: Start, rate: float = 1.0) -> float:
+    """The largest change of E[g x] until t = 200, relative to its start."""
+    flow = JointFlow(task, "softmax", "linear", mlp_lr=rate, attention_lr=rate)
+    path = flow.integrate(200.0, *start, times=9, rtol=1e-9, atol=1e-11)
+    gradients = [task.gradient(path.preactivation(n)) for n in range(len(path.t))]
+    means = np.stack([task.x.T @ (task.p[:, None] * g) for g in gradients])  # (T, M, K)
+    changes = np.linalg.norm(means - means[0], axis=(1, 2))
+    return float(changes.max() / np.linalg.norm(means[0]))
 
 
 @claim(
@@ -162,8 +187,8 @@ def a1_layerwise(variant: Variant) -> Iterator[float]:
     mutants=NEXT_TOKEN,
 )
 def t1_linear(variant: Variant) -> Iterator[float]:
-    """Drift of the printed invariant along joint flows."""
-    factor = 2.0 if variant == "control" else 1.0
+    """Measure the drift of the printed invariant along joint flows."""
+    factor = variant.choose(1.0, {"control": 2.0})
     for path in _paths("linear"):
         yield drift(path.z**2 - factor * _square(path, variant), path.z)
 
@@ -179,8 +204,8 @@ def t1_linear(variant: Variant) -> Iterator[float]:
     mutants=NEXT_TOKEN,
 )
 def t1_exp(variant: Variant) -> Iterator[float]:
-    """Drift of the printed invariant along joint flows."""
-    factor = 1.0 if variant == "control" else 0.5
+    """Measure the drift of the printed invariant along joint flows."""
+    factor = variant.choose(0.5, {"control": 1.0})
     for path in _paths("exp"):
         yield drift(path.z - factor * _square(path, variant), path.z)
 
@@ -219,17 +244,19 @@ _RATES = tuple((ratio, temperature) for ratio in (0.1, 1.0, 3.0) for temperature
     },
 )
 def t1_rates(variant: Variant) -> Iterator[float]:
-    """Drift with the rates put in, and put in upside down."""
+    """Measure the drift with the rates put in, and put in upside down."""
     for attention in ("linear", "exp"):
         for path in _paths(attention, _RATES):
-            r, T = path.flow.ratio, path.flow.attention.temperature
-            r = 1 / r if variant == "control" else 1.0 if variant.has("r = 1") else r
-            if attention == "linear":
-                factor = r / T if variant.has("T in the linear one") else r
-                yield drift(path.z**2 - factor * _square(path, variant), path.z)
-            else:
-                factor = r / 2 if variant.has("T = 1") else r / (2 * T)
-                yield drift(path.z - factor * _square(path, variant), path.z)
+            r = path.flow.ratio
+            T = path.flow.attention.temperature
+            r = variant.choose(r, {"control": 1 / r, "r = 1": 1.0})
+            factor = weight_coefficient(attention, r, T)
+            if attention == "linear" and variant.has("T in the linear one"):
+                factor = r / T
+            if attention == "exp" and variant.has("T = 1"):
+                factor = r / 2
+            value = logit_part(attention, path.z) - factor * _square(path, variant)
+            yield drift(value, path.z)
 
 
 @claim(
@@ -255,19 +282,21 @@ def t1_rates(variant: Variant) -> Iterator[float]:
     mutants={"z(0) = 0.01": "a start with z(0) = 0.01", **NEXT_TOKEN},
 )
 def t1_zero_init(variant: Variant) -> Iterator[float]:
-    """c along flows from zero."""
+    """Measure c along flows from zero."""
     rng = np.random.default_rng(5)
     for activation in ("linear", "gelu", "silu"):
         for _ in range(3):
             task = random_gradients(rng, samples=20, tokens=8, nodes=4)
-            v0 = rng.standard_normal((8, 4)) if variant == "control" else None
-            z0 = np.full(8, 0.01) if variant.has("z(0) = 0.01") else None
+            v0 = None
+            if variant == "control":
+                v0 = rng.standard_normal((8, 4))
+            z0 = None
+            if variant.has("z(0) = 0.01"):
+                z0 = np.full(8, 0.01)
             for attention in ("exp", "linear"):
                 path = JointFlow(task, attention, activation).integrate(3.0, v0, z0=z0, times=7)
-                square = _square(path, variant)
-                yield float(
-                    np.abs(path.z - square / 2 if attention == "exp" else path.z**2 - square).max()
-                )
+                square = weight_coefficient(attention) * _square(path, variant)
+                yield largest(logit_part(attention, path.z) - square)
 
 
 @claim(
@@ -297,26 +326,27 @@ def t1_zero_init(variant: Variant) -> Iterator[float]:
     mutants={"one token missing": "Σ_l z_l without its first token"},
 )
 def t1_descent_law(variant: Variant) -> Iterator[float]:
-    """Measured drift of gradient descent against its exact law."""
+    """Compare the measured drift of gradient descent with its exact law."""
+    sign = variant.choose(1.0, {"control": -1.0})
     for path in _descents():
-        kind, r, T = path.flow.attention.kind, path.flow.ratio, path.flow.attention.temperature
-        dv2, dz2 = ((np.diff(part, axis=0) ** 2) for part in (path.v, path.z))
-        square, dv2 = (path.v**2).sum(axis=2), dv2.sum(axis=2)
-        if kind == "softmax":
-            rest = path.z[:, 1:] if variant.has("one token missing") else path.z
-            yield drift(rest.sum(axis=1), path.z)
+        attention = path.flow.attention.kind
+        if attention == "softmax":
+            z = path.z
+            if variant.has("one token missing"):
+                z = path.z[:, 1:]
+            yield drift(z.sum(axis=1), path.z)
             continue
-        if kind == "exp":
-            value, steps = (
-                path.z - r / (2 * T) * square,
-                -variant.factor("Δv² (exp)") * r / (2 * T) * dv2,
-            )
+        factor = weight_coefficient(attention, path.flow.ratio, path.flow.attention.temperature)
+        value = logit_part(attention, path.z) - factor * (path.v**2).sum(axis=2)
+        v_steps = (np.diff(path.v, axis=0) ** 2).sum(axis=2)
+        z_steps = np.diff(path.z, axis=0) ** 2
+        if attention == "exp":
+            steps = -variant.factor("Δv² (exp)") * factor * v_steps
         else:
-            value = path.z**2 - r * square
-            steps = variant.factor("Δz²") * dz2 - variant.factor("Δv² (linear)") * r * dv2
-        sign = -1.0 if variant == "control" else 1.0
+            of_v = variant.factor("Δv² (linear)") * factor * v_steps
+            steps = variant.factor("Δz²") * z_steps - of_v
         off = value - value[0] - sign * cumulative(steps)
-        yield float(np.abs(off).max() / max(1.0, np.abs(path.z).max()))
+        yield largest(off) / max(1.0, largest(path.z))
 
 
 @functools.cache
@@ -350,17 +380,16 @@ def _descents() -> tuple[Trajectory, ...]:
     mutants={"v(0) left out": "U_C v(t) in the place of U_C[v(t) − v(0)]"},
 )
 def e60(variant: Variant) -> Iterator[float]:
-    """The weights along the flow, taken apart again."""
+    """Compare the weights along the flow with the sum of their parts."""
     for U, path in _weight_paths(variant == "control"):
         assert path.w is not None
-        v = path.v if variant.has("v(0) left out") else path.v - path.v[0]
-        bias = (
-            variant.factor("u_m ξ")
-            * U[:, -1:, None].transpose(2, 0, 1)
-            * (path.xi - path.xi[0])[:, None, :]
-        )
+        v = path.v
+        if not variant.has("v(0) left out"):
+            v = path.v - path.v[0]
+        query = U[:, -1:, None].transpose(2, 0, 1)  # (1, d, 1)
+        bias = variant.factor("u_m ξ") * query * (path.xi - path.xi[0])[:, None, :]  # (T, d, K)
         rebuilt = path.w[0] + variant.factor("U_C Δv") * (U[:, :-1] @ v) + bias
-        yield float(np.abs(rebuilt - path.w).max() / np.abs(path.w - path.w[0]).max())
+        yield largest(rebuilt - path.w) / largest(path.w - path.w[0])
 
 
 @functools.cache
@@ -374,7 +403,8 @@ def _weight_paths(tilted: bool) -> tuple[tuple[Array, Trajectory], ...]:
             U = np.linalg.qr(rng.standard_normal((12, 6)))[0]
             if tilted:
                 U[:, 1] = 0.3 * U[:, 0] + np.sqrt(1 - 0.09) * U[:, 1]
-            w0, z0 = 0.5 * rng.standard_normal((12, 3)), 0.5 * rng.standard_normal(5)
+            w0 = 0.5 * rng.standard_normal((12, 3))
+            z0 = 0.5 * rng.standard_normal(5)
             flow = JointFlow(task, attention, activation, embedding=U)
             paths.append((U, flow.integrate(1.5, w0=w0, z0=z0, times=4)))
     return tuple(paths)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import erf, erfc, erfinv
 
-from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims._registry import Kind, Variant, claim, largest
 from joma.paper.claims.softmax import attention_at_rest, contexts
 from joma.theory.flows import JointFlow
 from joma.theory.setting import Array, Task
@@ -18,33 +19,47 @@ DRAWS = 12
 
 
 def _spread(ratio: Array) -> float:
-    """Relative spread over tokens."""
+    """The spread over tokens, relative to the mean size."""
     return float((ratio.max() - ratio.min()) / np.abs(ratio).mean())
 
 
-@functools.cache
-def _paths(share: float, draws: int = DRAWS) -> tuple[tuple[Array, float, Trajectory], ...]:
-    """Δ (M,), A and the flow of random linear tasks with exp attention up to that share of the blow-up time.
+@dataclass(frozen=True)
+class _LinearFlow:
+    """The flow of a linear task with exp attention."""
 
-    Gradients of both signs, so Δ has both; in half of the draws the token that wins has Δ < 0.
+    delta: Array  # (M,)
+    A: float
+    path: Trajectory
+
+
+@functools.cache
+def _paths(share: float, draws: int = DRAWS) -> tuple[_LinearFlow, ...]:
+    """Flows of random tasks up to that share of the blow-up time.
+
+    Gradients have both signs, and so has Δ; in half of the draws the token that wins has Δ < 0.
     """
     rng = np.random.default_rng(0)
-    paths = []
+    flows = []
     for n in range(draws):
-        x, g, A = rng.random((12, 7)), rng.standard_normal((12, 1)), float(rng.uniform(0.5, 2.0))
+        x = rng.random((12, 7))
+        g = rng.standard_normal((12, 1))
+        A = float(rng.uniform(0.5, 2.0))
         delta = Task(x, g).saliency().delta[:, 0]
         winner = float(delta[np.abs(delta).argmax()])
-        g = g if (winner < 0) == (n % 2 == 0) else -g
+        if (winner < 0) != (n % 2 == 0):
+            g = -g
         flow = JointFlow(Task(x, g), "exp", "linear", A=A)
         delta = flow.task.saliency().delta[:, 0]
-        paths.append(
-            (
-                delta,
-                A,
-                flow.integrate(share * A * np.sqrt(np.pi / 2) / np.abs(delta).max(), times=3),
-            )
-        )
-    return tuple(paths)
+        end = share * A * np.sqrt(np.pi / 2) / np.abs(delta).max()
+        flows.append(_LinearFlow(delta, A, flow.integrate(end, times=3)))
+    return tuple(flows)
+
+
+def _varied(delta: Array, variant: Variant) -> Array:
+    """Δ with the factor of its first entry, and of token l + 1 for that mutant."""
+    factors = np.ones(len(delta))
+    factors[0] = variant.factor("one Δ")
+    return variant.shift("next token", delta * factors)
 
 
 @claim(
@@ -87,16 +102,16 @@ def _paths(share: float, draws: int = DRAWS) -> tuple[tuple[Array, float, Trajec
     },
 )
 def t2_invariant(variant: Variant) -> Iterator[float]:
-    """Spread of the ratio along the joint flow."""
-    for delta, _, path in _paths(0.9):
-        v, factors = path.v[-1, :, 0], np.ones(len(delta))
-        factors[0] = variant.factor("one Δ")
-        delta = delta * factors * (1.01 if variant.has("all Δ × 1.01") else 1.0)
-        delta = np.roll(delta, 1) if variant.has("next token") else delta
-        argument = (
-            variant.factor("argument of erf") * v / (2.0 if variant == "printed" else np.sqrt(2))
-        )
-        yield _spread((v if variant == "control" else erf(argument)) / delta)
+    """Measure the spread of the ratio along the joint flow."""
+    all_delta = variant.choose(1.0, {"all Δ × 1.01": 1.01})
+    divisor = variant.choose(np.sqrt(2), {"printed": 2.0})
+    for flow in _paths(0.9):
+        v = flow.path.v[-1, :, 0]
+        delta = _varied(flow.delta, variant) * all_delta
+        if variant == "control":
+            yield _spread(v / delta)
+        else:
+            yield _spread(erf(variant.factor("argument of erf") * v / divisor) / delta)
 
 
 @claim(
@@ -129,22 +144,27 @@ def t2_invariant(variant: Variant) -> Iterator[float]:
     },
 )
 def t2_winner(variant: Variant) -> Iterator[float]:
-    """Joint flow at its blow-up against the closed form."""
-    for delta, A, path in _paths(2.0, 6):
-        if path.done:
+    """Compare the joint flow at its blow-up with the closed form."""
+    for flow in _paths(2.0, 6):
+        if flow.path.done:
             raise ArithmeticError("the flow did not blow up")
-        size = delta if variant.has("largest Δ") else np.abs(delta)
-        winner = np.argsort(-size)[1 if variant == "control" else 0]
-        sign = 1.0 if variant.has("v → +∞") else np.sign(delta[winner])
-        yield float(erfc(sign * path.v[-1, winner, 0] / np.sqrt(2)))
-        t_star = variant.factor("blow-up time") * A * np.sqrt(np.pi / 2) / np.abs(delta[winner])
-        yield float(abs(path.t[-1] / t_star - 1))
+        delta = flow.delta
+        size = np.abs(delta)
+        if variant.has("largest Δ"):
+            size = delta
+        place = variant.choose(0, {"control": 1})
+        winner = np.argsort(-size)[place]
+        sign = np.sign(delta[winner])
+        if variant.has("v → +∞"):
+            sign = 1.0
+        yield float(erfc(sign * flow.path.v[-1, winner, 0] / np.sqrt(2)))
+        end = variant.factor("blow-up time") * flow.A * np.sqrt(np.pi / 2) / np.abs(delta[winner])
+        yield float(abs(flow.path.t[-1] / end - 1))
         others = np.delete(np.arange(len(delta)), winner)
         with np.errstate(divide="ignore"):
             limits = np.sqrt(2) * erfinv(np.clip(delta[others] / np.abs(delta[winner]), -1, 1))
-        yield float(
-            np.abs(path.v[-1, others, 0] - variant.factor("limits of the others") * limits).max()
-        )
+        limits = variant.factor("limits of the others") * limits
+        yield largest(flow.path.v[-1, others, 0] - limits)
 
 
 @claim(
@@ -160,26 +180,21 @@ def t2_winner(variant: Variant) -> Iterator[float]:
     terms=("E[g x]", "discriminancy", "frequency"),
 )
 def t2_saliency(variant: Variant) -> Iterator[float]:
-    """E[g x_l] against the two factors, enumerated."""
+    """Compare E[g x_l] with the two factors, enumerated."""
     rng = np.random.default_rng(2)
     for _ in range(20):
-        x, g, p = (
-            rng.dirichlet(np.ones(5), size=9),
-            rng.standard_normal((9, 2)),
-            rng.dirichlet(np.ones(9)),
-        )
+        x = rng.dirichlet(np.ones(5), size=9)
+        g = rng.standard_normal((9, 2))
+        p = rng.dirichlet(np.ones(9))
         joint = p[:, None] * x  # P(sample i, token l)
-        share = x.mean(axis=0) if variant == "control" else joint.sum(axis=0)  # P(l|m)
-        given = joint / joint.sum(axis=0)  # P(sample | token)
-        product = (
-            variant.factor("discriminancy")
-            * (given.T @ g)
-            * variant.factor("frequency")
-            * share[:, None]
-        )
-        yield float(
-            np.abs(variant.factor("E[g x]") * Task(x, g, p).saliency().delta - product).max()
-        )
+        frequency = joint.sum(axis=0)  # P(l|m)
+        if variant == "control":
+            frequency = x.mean(axis=0)
+        sample_given_token = joint / joint.sum(axis=0)  # P(sample | token)
+        discriminancy = variant.factor("discriminancy") * (sample_given_token.T @ g)  # (M, K)
+        product = discriminancy * variant.factor("frequency") * frequency[:, None]
+        delta = variant.factor("E[g x]") * Task(x, g, p).saliency().delta
+        yield largest(delta - product)
 
 
 @claim(
@@ -226,26 +241,29 @@ def t2_saliency(variant: Variant) -> Iterator[float]:
     mutants={"next token": "Δ of token l + 1"},
 )
 def t2_softmax_remark(variant: Variant) -> Iterator[float]:
-    """Spread of the ratio while b̄ is uniform and A equal for all samples."""
-    rng = np.random.default_rng(2)
-    gradients = [np.array([2.0, -3.0, -3.0, 0.0, 0.0, 4.0])]
-    gradients += [
-        attention_at_rest(rng.uniform(0.3, 1.0, size=M) * rng.choice([-1, 1], size=M))
-        for M in (3, 3, 4, 4, 5)
-    ]
-    for g in gradients:
+    """Measure the spread of the ratio while b̄ is uniform and A equal for all samples."""
+    for g in _gradients_at_rest():
         M = int(np.sqrt(2 * len(g)))
         task = Task(contexts(M), g[:, None])
         delta = task.saliency().delta[:, 0]
         path = JointFlow(task, "softmax", "linear").integrate(2.0 / np.abs(delta).max(), times=3)
-        A, b_bar = task.x @ np.exp(path.z[-1]), task.p @ path.attention()
-        if max(np.abs(A - 1).max(), np.abs(b_bar - 1 / M).max()) > 1e-12:
+        A = task.x @ np.exp(path.z[-1])
+        b_bar = task.p @ path.attention()
+        if max(largest(A - 1), largest(b_bar - 1 / M)) > 1e-12:
             raise ArithmeticError("the conditions of the remark are not fulfilled")
-        v, factors = path.v[-1, :, 0], np.ones(M)
-        factors[0] = variant.factor("one Δ")
-        delta = delta * factors
-        delta = np.roll(delta, 1) if variant.has("next token") else delta
+        v = path.v[-1, :, 0]
+        delta = _varied(delta, variant)
         if variant == "corrected":
             yield _spread(v / delta)
         else:
-            yield _spread(erf(v / (2.0 if variant == "control" else np.sqrt(2))) / delta)
+            divisor = variant.choose(np.sqrt(2), {"control": 2.0})
+            yield _spread(erf(v / divisor) / delta)
+
+
+def _gradients_at_rest() -> Iterator[Array]:
+    """Gradients of `contexts` under which softmax attention never moves."""
+    rng = np.random.default_rng(2)
+    yield np.array([2.0, -3.0, -3.0, 0.0, 0.0, 4.0])
+    for M in (3, 3, 4, 4, 5):
+        size = rng.uniform(0.3, 1.0, size=M)
+        yield attention_at_rest(size * rng.choice([-1, 1], size=M))

@@ -12,14 +12,17 @@ from joma.paper.claims.isotropic import critical_points
 from joma.theory.isotropic import Mixture, linearise
 from joma.theory.setting import Array
 
+PUSH = 1e-3
+
 
 def _differentiated(mixture: Mixture, v: Array, xi: float) -> Array:
     """−∂v̇/∂v with ξ held, by central differences."""
     h = 1e-5 * float(np.linalg.norm(v))
-    columns = [
-        (mixture.field(v + h * e, xi)[0] - mixture.field(v - h * e, xi)[0]) / (2 * h)
-        for e in np.eye(len(v))
-    ]
+    columns = []
+    for direction in np.eye(len(v)):
+        ahead, _ = mixture.field(v + h * direction, xi)
+        behind, _ = mixture.field(v - h * direction, xi)
+        columns.append((ahead - behind) / (2 * h))
     return -np.stack(columns, axis=1)
 
 
@@ -73,24 +76,25 @@ def _points() -> tuple[tuple[Mixture, Array, float], ...]:
     terms=("β₁", "β₁ + β₂‖μ‖²"),
 )
 def t3_form(variant: Variant) -> Iterator[float]:
-    """The statement's C against differences."""
+    """Compare the statement's C with differences of the field."""
+    sign = variant.choose(1.0, {"control": -1.0})
     for mixture, mu, xi in _points():
-        about, norm = linearise(mixture, mu, xi), float(np.linalg.norm(mu))
+        linear = linearise(mixture, mu, xi)
+        norm = float(np.linalg.norm(mu))
         true = _differentiated(mixture, mu, xi)
         if variant == "printed":
-            C = about.s_mu * about.matrix(about.printed)
+            C = linear.s_mu * linear.matrix(linear.printed)
         else:
-            across, second = about.corrected
-            along = variant.factor("β₁ + β₂‖μ‖²") * (across + second * norm**2)
+            across, second = linear.corrected
+            along = sign * variant.factor("β₁ + β₂‖μ‖²") * (across + second * norm**2)
             across = variant.factor("β₁") * across
-            along = -along if variant == "control" else along
-            C = about.matrix((across, (along - across) / norm**2))
-        unit = mu / norm  # along and across μ by themselves: one of them can be much the smaller
+            C = linear.matrix((across, (along - across) / norm**2))
+        # Along and across μ by themselves: one of them can be much the smaller.
+        unit = mu / norm
         yield float(abs(unit @ (C - true) @ unit) / abs(unit @ true @ unit))
         others = np.eye(len(mu)) - np.outer(unit, unit)
-        yield float(
-            np.linalg.norm(others @ (C - true) @ others) / np.linalg.norm(others @ true @ others)
-        )
+        error = np.linalg.norm(others @ (C - true) @ others)
+        yield float(error / np.linalg.norm(others @ true @ others))
 
 
 def _jacobian(mixture: Mixture, mu: Array, xi: float) -> Array:
@@ -125,26 +129,32 @@ def _jacobian(mixture: Mixture, mu: Array, xi: float) -> Array:
 )
 def t3_stability(variant: Variant) -> Iterator[float]:
     """Perturb critical points and follow the flow."""
-    unstable = variant == "control" or variant.has("C indefinite")
-    rng, size = np.random.default_rng(0), 1e-3
-    # ‖μ‖ = 1; not for slopes of both signs, where φ falls
-    for mixture, mu, xi in [
-        p for p in _points() if abs(np.linalg.norm(p[1]) - 1) < 1e-6 and p[0].slopes[0] >= 0
-    ]:
-        if linearise(mixture, mu, xi).definite == unstable:
+    is_unstable = variant == "control" or variant.has("C indefinite")
+    directions = 2 if is_unstable else 6
+    rng = np.random.default_rng(0)
+    for mixture, mu, xi in _points():
+        if abs(np.linalg.norm(mu) - 1) >= 1e-6:
             continue
-        here = np.append(mu, xi)
-        slowest = float(np.linalg.eigvalsh(_jacobian(mixture, mu, xi)).min())
-        for _ in range(2 if unstable else 6):
-            push = rng.standard_normal(len(here))
-            push *= size / np.linalg.norm(push)
+        if mixture.slopes[0] < 0:  # slopes of both signs: φ falls somewhere
+            continue
+        if linearise(mixture, mu, xi).definite == is_unstable:
+            continue
+        start = np.append(mu, xi)
+        for _ in range(directions):
+            push = _push(rng, len(start))
             path = mixture.integrate(300.0, mu + push[:-1], xi + push[-1], times=31)
-            away = np.linalg.norm(np.column_stack([path.v, path.xi]) - here, axis=1)
-            yield float(away.max() / size - 1)
-        if not unstable:
-            push = rng.standard_normal(len(mu))
-            push *= size / np.linalg.norm(push)
-            held = mixture.integrate(
-                7.0 / slowest, mu + push, xi, times=2, freeze_xi=True, method="LSODA"
-            )
-            yield float(np.linalg.norm(held.v[-1] - mu) / size)
+            states = np.column_stack([path.v, path.xi])  # (T, M + 1)
+            yield float(np.linalg.norm(states - start, axis=1).max() / PUSH - 1)
+        if not is_unstable:
+            push = _push(rng, len(mu))
+            slowest = float(np.linalg.eigvalsh(_jacobian(mixture, mu, xi)).min())
+            end = 7.0 / slowest
+            held = mixture.integrate(end, mu + push, xi, times=2, freeze_xi=True, method="LSODA")
+            yield float(np.linalg.norm(held.v[-1] - mu) / PUSH)
+
+
+def _push(rng: np.random.Generator, dimensions: int) -> Array:
+    """A random vector of length PUSH."""
+    push = rng.standard_normal(dimensions)
+    push *= PUSH / np.linalg.norm(push)
+    return push

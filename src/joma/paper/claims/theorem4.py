@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import minimize_scalar
 from scipy.special import dawsn, lambertw
 
-from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims._registry import Kind, Variant, claim, largest
 from joma.theory.bounce import (
     flight_time,
     remainder,
@@ -20,37 +20,38 @@ from joma.theory.bounce import (
 )
 from joma.theory.setting import Array
 
-PRINTED_BOUND = np.sqrt(2 * np.pi) + 2  # of |λ_jk|, about 4.51
+# Of |λ_jk|, about 4.51.
+PRINTED_BOUND = np.sqrt(2 * np.pi) + 2
 MU = np.array([0.3, 0.8, 1.3, 2.0, 2.6, 3.2])
 SIGNED = MU * np.array([1, -1, 1, -1, 1, -1])
-# max (1 − e^{−y²})/y: where e^{y²} = 2y² + 1
+# The maximum of (1 − e^{−y²})/y is where e^{y²} = 2y² + 1.
 _Y = float(np.sqrt(-lambertw(-np.exp(-0.5) / 2, -1).real - 0.5))
 LEMMA6 = 2 * _Y / (2 * _Y**2 + 1)
-LEMMA7 = (
-    np.sqrt(2) * 0.5410442246351816
-)  # √2 times the maximum of Dawson's integral (Abramowitz and Stegun, 7.1.17)
+# √2 times the maximum of Dawson's integral (Abramowitz and Stegun, 7.1.17).
+LEMMA7 = np.sqrt(2) * 0.5410442246351816
 
 
 def _ode(mu: Array, times: Array, exponent: float = 0.5) -> Array:
-    """ln 1/δ (T, J) of v̇ = (μ − v) exp(exponent · v²) by a tight ODE solve, independent of ``solve_bounce``."""
+    """ln 1/δ (T, J) of v̇ = (μ − v) exp(exponent · v²), independent of ``solve_bounce``."""
 
     def slope(_: float, s: Array) -> Array:
         v = -mu * np.expm1(-s)
         return np.exp(exponent * v * v)
 
-    return solve_ivp(
-        slope, (0.0, times[-1]), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13
-    ).y.T
+    end = times[-1]
+    start = np.zeros_like(mu)
+    solution = solve_ivp(slope, (0.0, end), start, "DOP853", times, rtol=1e-12, atol=1e-13)
+    return solution.y.T
 
 
 @functools.cache
 def _solutions(exponent: float = 0.5) -> tuple[tuple[Array, Array], ...]:
     """μ (J,) of either sign and ln 1/δ (T, J) of Eqn. 6: one fixed set, three drawn ones."""
     rng = np.random.default_rng(17)
-    sets = [
-        SIGNED,
-        *(rng.uniform(0.2, 3.2, size=6) * rng.choice([-1, 1], size=6) for _ in range(3)),
-    ]
+    sets = [SIGNED]
+    for _ in range(3):
+        size = rng.uniform(0.2, 3.2, size=6)
+        sets.append(size * rng.choice([-1, 1], size=6))
     times = np.array([0.0, 0.01, 0.1, 0.5, 2.0, 8.0])
     return tuple((mu, _ode(mu, times, exponent)[1:]) for mu in sets)
 
@@ -85,13 +86,15 @@ def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     },
 )
 def l6(variant: Variant) -> Iterator[float]:
-    """The maximum of g."""
-    factor = 2.0 if variant == "control" else 1.02 if variant.has("e^{−1.02 y²}") else 1.0
-    scale = variant.factor("g") / (0.99 if variant.has("0.99 of the sharp constant") else 1.0)
-    search = minimize_scalar(
-        lambda y: np.expm1(-factor * y * y) / y, bounds=(1e-6, 50), method="bounded"
-    )
-    yield float(-scale * search.fun)
+    """Search the maximum of g."""
+    factor = variant.choose(1.0, {"control": 2.0, "e^{−1.02 y²}": 1.02})
+    bound = variant.choose(1.0, {"0.99 of the sharp constant": 0.99})
+
+    def negative(y: float) -> float:
+        return np.expm1(-factor * y * y) / y
+
+    search = minimize_scalar(negative, bounds=(1e-6, 50), method="bounded")
+    yield float(-variant.factor("g") / bound * search.fun)
 
 
 @claim(
@@ -114,24 +117,22 @@ def l6(variant: Variant) -> Iterator[float]:
     equivalent={"G × 0.99": "a smaller function keeps the bound"},
 )
 def l7(variant: Variant) -> Iterator[float]:
-    """The maximum of G; a negative value would break the lower bound."""
+    """Measure the maximum of G; a negative value would break the lower bound."""
     nodes, weights = np.polynomial.legendre.leggauss(400)
     y = np.linspace(0.0, 60.0, 6001)
     x = y[:, None] * (nodes + 1) / 2
-    power = 0.51 if variant.has("e^{0.51 x²} inside") else 0.5
+    power = variant.choose(0.5, {"e^{0.51 x²} inside": 0.51})
+    bound = variant.choose(1.0, {"0.99 of the sharp constant": 0.99})
     G = y / 2 * (np.exp(power * x * x - y[:, None] ** 2 / 2) @ weights)
-    if (
-        not variant.mutant
-        and variant != "control"
-        and np.abs(G - np.sqrt(2) * dawsn(y / np.sqrt(2))).max() > 1e-12
-    ):
+    if variant == "control":
+        G = G * (1 + y)
+    elif not variant.mutant and largest(G - np.sqrt(2) * dawsn(y / np.sqrt(2))) > 1e-12:
         raise ArithmeticError("the quadrature is not Dawson's integral")
-    G = variant.factor("G") * G * (1 + y if variant == "control" else 1.0)
-    yield (
-        float(G.max()) / (0.99 if variant.has("0.99 of the sharp constant") else 1.0)
-        if G.min() >= 0
-        else np.inf
-    )
+    G = variant.factor("G") * G
+    if G.min() < 0:
+        yield np.inf
+    else:
+        yield float(G.max()) / bound
 
 
 @claim(
@@ -150,16 +151,16 @@ def l7(variant: Variant) -> Iterator[float]:
     mutants={"j and k exchanged": "λ_kj in the place of λ_jk"},
 )
 def t4_ratio(variant: Variant) -> Iterator[float]:
-    """Both sides of Eqn. 7 along a solution."""
+    """Compare both sides of Eqn. 7 along a solution."""
+    power = variant.choose(0.5, {"control": 1.0}) * variant.factor("μ² in the exponent")
+    sign = variant.choose(1.0, {"j and k exchanged": -1.0})
     for mu, s in _solutions():
         rho = remainder(s, mu)
         j, k = _pairs(len(mu))
-        power = (1.0 if variant == "control" else 0.5) * variant.factor("μ² in the exponent")
         leading = variant.factor("leading factor") * np.exp(power * (mu[j] ** 2 - mu[k] ** 2))
         lam = variant.factor("ρ_k") * rho[:, k] - variant.factor("ρ_j") * rho[:, j]
-        lam = -lam if variant.has("j and k exchanged") else lam
-        right = leading * (1 + lam * np.exp(mu[k] ** 2 / 2) / s[:, k])
-        yield float(np.abs(right / (s[:, j] / s[:, k]) - 1).max())
+        right = leading * (1 + sign * lam * np.exp(mu[k] ** 2 / 2) / s[:, k])
+        yield largest(right / (s[:, j] / s[:, k]) - 1)
 
 
 @claim(
@@ -192,27 +193,30 @@ def t4_ratio(variant: Variant) -> Iterator[float]:
     },
 )
 def t4_order(variant: Variant) -> Iterator[float]:
-    """Share of violations of the order."""
-    exponent = -0.5 if variant == "control" else 0.0 if variant.has("attention held") else 0.5
-    sets = _solutions(exponent)
+    """Measure the share of violations of the order."""
+    sets = _solutions(variant.choose(0.5, {"control": -0.5, "attention held": 0.0}))
+    slack = 1.0
     if variant.has("|μ_j| > 0.99 |μ_k|"):
-        mu = np.array([2.0, -2.01])
-        sets = ((mu, _ode(mu, np.array([0.0, 0.5, 2.0]))[1:]),)
-    slack = 0.99 if variant.has("|μ_j| > 0.99 |μ_k|") else 1.0
+        slack = 0.99
+        nearly_equal = np.array([2.0, -2.01])
+        sets = ((nearly_equal, _ode(nearly_equal, np.array([0.0, 0.5, 2.0]))[1:]),)
     for mu, s in sets:
         j, k = _pairs(len(mu))
-        greater = np.abs(mu[j]) > slack * np.abs(mu[k])
-        yield float((s[:, j] <= s[:, k])[:, greater].mean())
+        is_greater = np.abs(mu[j]) > slack * np.abs(mu[k])
+        yield float((s[:, j] <= s[:, k])[:, is_greater].mean())
 
 
 @functools.cache
 def _largest_lambda(exponent: float) -> float:
-    """sup |λ_jk| over a wide grid of (s, μ) for remainders F − e^{−exponent μ²} s at common times."""
+    """sup |λ_jk| over a wide grid of (s, μ) for remainders F − e^{−exponent μ²} s."""
     mu = np.linspace(0.01, 6.0, 240)
     worst = 0.0
     for t in (0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0):
         s = solve_bounce(mu, np.array([t])).log_inverse_delta[0]
-        rho = t - np.exp(-exponent * mu**2) * s if exponent != 0.5 else remainder(s, mu)
+        if exponent == 0.5:
+            rho = remainder(s, mu)
+        else:
+            rho = t - np.exp(-exponent * mu**2) * s
         worst = max(worst, float(rho.max() - rho.min()))
     return worst
 
@@ -233,8 +237,8 @@ def _largest_lambda(exponent: float) -> float:
     equivalent={"λ × 0.99": "a smaller λ keeps the bound", "−λ": "λ_kj = −λ_jk"},
 )
 def t4_bound(variant: Variant) -> float:
-    """The largest |λ|."""
-    exponent = 1.0 if variant == "control" else 0.505 if variant.has("e^{−0.505 μ²}") else 0.5
+    """Measure the largest |λ|."""
+    exponent = variant.choose(0.5, {"control": 1.0, "e^{−0.505 μ²}": 0.505})
     return abs(variant.factor("λ")) * _largest_lambda(exponent)
 
 
@@ -266,12 +270,18 @@ def t4_bound(variant: Variant) -> float:
     },
 )
 def t4_threshold(variant: Variant) -> Iterator[float]:
-    """|Λ| at a tenth power of the threshold."""
-    exponent = {"printed": -(MU**2), "corrected": MU**2 / 2, "control": -(MU**2) / 2}[str(variant)]
-    exponent = {"exp(0)": 0 * MU, "exp(μ_k²/4)": MU**2 / 4, "μ_j": MU[::-1] ** 2 / 2}.get(
-        variant.mutant, exponent
+    """Measure |Λ| at a tenth power of the threshold."""
+    exponent = variant.choose(
+        MU**2 / 2,
+        {
+            "printed": -(MU**2),
+            "control": -(MU**2) / 2,
+            "exp(0)": 0 * MU,
+            "exp(μ_k²/4)": MU**2 / 4,
+            "μ_j": MU[::-1] ** 2 / 2,
+        },
     )
     s_k = 10 * PRINTED_BOUND * np.exp(exponent)
     for k, t in enumerate(flight_time(s_k, MU)):
         s = solve_bounce(MU, np.array([t])).log_inverse_delta[0]
-        yield float(np.abs(s / s_k[k] * np.exp((MU[k] ** 2 - MU**2) / 2) - 1).max())
+        yield largest(s / s_k[k] * np.exp((MU[k] ** 2 - MU**2) / 2) - 1)

@@ -4,66 +4,91 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims._registry import Kind, Variant, claim, largest
 from joma.theory.flows import JointFlow
 from joma.theory.setting import Array, Attention, Task, as_activation
 from joma.theory.tasks import random_gradients
 
-D, TOKENS, NODES, END = 10, 5, 3, 1.5
+DIMENSIONS = 10
+TOKENS = 5
+NODES = 3
+END = 1.5
 
 
-class ValuePath(NamedTuple):
-    """A block with a value map over time: w (T, d, K), W_V (T, d, d), z (T, M), and its embeddings (d, M + 1)."""
+@dataclass(frozen=True)
+class ValuePath:
+    """A block with a value map over time, and its embeddings."""
 
-    w: Array
-    values: Array
-    z: Array
-    U: Array
+    w: Array  # (T, d, K)
+    values: Array  # W_V, (T, d, d)
+    z: Array  # (T, M)
+    U: Array  # (d, M + 1)
 
 
-def _flow(
-    attention: str, task: Task, U: Array, start: tuple[Array, Array, Array], *, trained: bool
-) -> ValuePath:
-    """The gradient flow of h = φ(wᵀ(W_V U_C b + u_m)), written down for (w, W_V, z) as they stand."""
-    sigma, phi = Attention(attention), as_activation("gelu")
-    shapes = [part.shape for part in start]
-    edges = np.cumsum([part.size for part in start])[:-1]
+@dataclass(frozen=True)
+class Draw:
+    """A task with embeddings and a start."""
+
+    task: Task
+    U: Array  # (d, M + 1)
+    w: Array  # (d, K)
+    values: Array  # W_V, (d, d)
+    z: Array  # (M,)
+
+    def __iter__(self) -> Iterator[Array]:
+        """Yield the parts of the state: w, W_V, z."""
+        yield from (self.w, self.values, self.z)
+
+
+def _flow(attention: str, draw: Draw, *, trained: bool) -> ValuePath:
+    """The gradient flow of h = φ(wᵀ(W_V U_C b + u_m)), written down for (w, W_V, z) as they are."""
+    sigma = Attention(attention)
+    phi = as_activation("gelu")
+    task = draw.task
+    contexts = draw.U[:, :-1]  # (d, M)
+    query = draw.U[:, -1]  # (d,)
+
+    def split(flat: Array) -> list[Array]:
+        """(…,) of the state as flat parts: w, W_V, z."""
+        return np.split(flat, np.cumsum([part.size for part in draw])[:-1])
 
     def velocity(_: float, state: Array) -> Array:
-        w, W, z = (
-            part.reshape(shape) for part, shape in zip(np.split(state, edges), shapes, strict=True)
-        )
+        parts = zip(split(state), draw, strict=True)
+        w, W, z = (part.reshape(first.shape) for part, first in parts)
         b = sigma.weights(z, task.x)
-        context = b @ U[:, :-1].T  # (N, d)
-        f = context @ W.T + U[:, -1]
+        context = b @ contexts.T  # (N, d)
+        f = context @ W.T + query  # (N, d)
         s = task.p[:, None] * task.g * phi.derivative(f @ w)  # (N, K)
-        dW = w @ (s.T @ context) if trained else np.zeros_like(W)
-        dz = sigma.pull(task.x, b, s @ w.T @ W @ U[:, :-1]).sum(axis=0)
-        return np.concatenate([(f.T @ s).ravel(), dW.ravel(), dz])
+        w_dot = f.T @ s
+        W_dot = np.zeros_like(W)
+        if trained:
+            W_dot = w @ (s.T @ context)
+        z_dot = sigma.pull(task.x, b, s @ w.T @ W @ contexts).sum(axis=0)
+        return np.concatenate([w_dot.ravel(), W_dot.ravel(), z_dot])
 
-    first = np.concatenate([part.ravel() for part in start])
+    start = np.concatenate([part.ravel() for part in draw])
     times = np.linspace(0, END, 7)
-    solved = solve_ivp(velocity, (0, END), first, "DOP853", times, rtol=1e-12, atol=1e-13)
+    solved = solve_ivp(velocity, (0, END), start, "DOP853", times, rtol=1e-12, atol=1e-13)
     if not solved.success:
         raise ArithmeticError(solved.message)
-    w, W, z = (
-        part.T.reshape(-1, *shape)
-        for part, shape in zip(np.split(solved.y, edges), shapes, strict=True)
-    )
-    return ValuePath(w, W, z, U)
+    parts = zip(split(solved.y), draw, strict=True)
+    w, W, z = (part.T.reshape(-1, *first.shape) for part, first in parts)
+    return ValuePath(w, W, z, draw.U)
 
 
-def _draw(attention: str, seed: int) -> tuple[Task, Array, tuple[Array, Array, Array]]:
+def _draw(seed: int) -> Draw:
     rng = np.random.default_rng((17, seed))
     task = random_gradients(rng, samples=12, tokens=TOKENS, nodes=NODES)
-    U = np.linalg.qr(rng.standard_normal((D, TOKENS + 1)))[0]
-    W = np.eye(D) + 0.4 * rng.standard_normal((D, D))
-    return task, U, (0.5 * rng.standard_normal((D, NODES)), W, 0.5 * rng.standard_normal(TOKENS))
+    U = np.linalg.qr(rng.standard_normal((DIMENSIONS, TOKENS + 1)))[0]
+    W = np.eye(DIMENSIONS) + 0.4 * rng.standard_normal((DIMENSIONS, DIMENSIONS))
+    w = 0.5 * rng.standard_normal((DIMENSIONS, NODES))
+    z = 0.5 * rng.standard_normal(TOKENS)
+    return Draw(task, U, w, W, z)
 
 
 @claim(
@@ -89,27 +114,28 @@ def _draw(attention: str, seed: int) -> tuple[Task, Array, tuple[Array, Array, A
     mutants={"the query too": "u_m′ = W_V u_m: the residual connection does not pass W_V"},
 )
 def s2_values(variant: Variant) -> Iterator[float]:
-    """Two flows that should be one."""
+    """Compare two flows that should be one."""
     for attention in ("linear", "exp", "softmax"):
         for seed in range(3):
-            task, U, start = _draw(attention, seed)
-            path = _flow(attention, task, U, start, trained=False)
-            W = np.eye(D) if variant == "control" else variant.factor("W_V") * start[1]
-            query = U[:, -1:]
-            merged = np.hstack(
-                [W @ U[:, :-1], W @ query if variant.has("the query too") else query]
-            )
-            flow = JointFlow(task, attention, "gelu", embedding=merged)
-            other = flow.integrate(END, w0=start[0], z0=start[2], times=7, rtol=1e-11, atol=1e-12)
+            draw = _draw(seed)
+            path = _flow(attention, draw, trained=False)
+            W = variant.factor("W_V") * draw.values
+            if variant == "control":
+                W = np.eye(DIMENSIONS)
+            query = draw.U[:, -1:]
+            if variant.has("the query too"):
+                query = W @ query
+            merged = np.hstack([W @ draw.U[:, :-1], query])
+            flow = JointFlow(draw.task, attention, "gelu", embedding=merged)
+            other = flow.integrate(END, w0=draw.w, z0=draw.z, times=7, rtol=1e-11, atol=1e-12)
             assert other.w is not None
-            off = max(float(np.abs(path.w - other.w).max()), float(np.abs(path.z - other.z).max()))
-            yield off / float(np.abs(path.w - path.w[0]).max())
+            off = max(largest(path.w - other.w), largest(path.z - other.z))
+            yield off / largest(path.w - path.w[0])
 
 
 @functools.cache
 def _trained(seed: int) -> ValuePath:
-    task, U, start = _draw("exp", seed)
-    return _flow("exp", task, U, start, trained=True)
+    return _flow("exp", _draw(seed), trained=True)
 
 
 @claim(
@@ -143,25 +169,31 @@ def _trained(seed: int) -> ValuePath:
     },
 )
 def s2_trained_values(variant: Variant) -> Iterator[float]:
-    """Drift of the two laws, and of the integral that is lost."""
+    """Measure the drift of the two laws, and of the integral that is lost."""
     for seed in range(3):
         path = _trained(seed)
+        transposed = path.values.transpose(0, 2, 1)
         u = path.U[:, -1]
-        P = np.eye(D) - (0 if variant.has("P left out") else 1) * np.outer(u, u)
-        W = path.values.transpose(0, 2, 1) if variant == "control" else path.values
-        balance = (
-            P
-            @ (
-                path.w @ path.w.transpose(0, 2, 1)
-                - variant.factor("W_V W_Vᵀ") * W @ W.transpose(0, 2, 1)
-            )
-            @ P
-        )
-        z = path.z[:, 1:] if variant.has("one token missing") else path.z
-        total = z.sum(axis=1) - variant.factor("‖W_V‖²") * 0.5 * (path.values**2).sum(axis=(1, 2))
-        square = path.values @ path.values.transpose(0, 2, 1)
-        yield float(np.abs(balance - balance[0]).max() / np.abs(square - square[0]).max())
-        yield float(np.abs(total - total[0]).max() / np.abs(path.z - path.z[0]).max())
+        P = np.eye(DIMENSIONS)
+        if not variant.has("P left out"):
+            P = P - np.outer(u, u)
+        if variant == "control":
+            values_product = transposed @ path.values
+        else:
+            values_product = path.values @ transposed
+        weights_product = path.w @ path.w.transpose(0, 2, 1)
+        balance = P @ (weights_product - variant.factor("W_V W_Vᵀ") * values_product) @ P
+        square = path.values @ transposed
+        yield largest(balance - balance[0]) / largest(square - square[0])
+
+        z_way = largest(path.z - path.z[0])
+        z = path.z
+        if variant.has("one token missing"):
+            z = path.z[:, 1:]
+        norm = variant.factor("‖W_V‖²") * 0.5 * (path.values**2).sum(axis=(1, 2))
+        total = z.sum(axis=1) - norm
+        yield largest(total - total[0]) / z_way
+
         v = np.einsum("dm,ted,tek->tmk", path.U[:, :-1], path.values, path.w)
         lost = path.z - 0.5 * (v**2).sum(axis=2)
-        yield float(np.abs(lost - lost[0]).max() < 0.01 * np.abs(path.z - path.z[0]).max())
+        yield float(largest(lost - lost[0]) < 0.01 * z_way)
