@@ -15,8 +15,9 @@ from joma._jobs import InProcess
 from joma.cli import main
 from joma.paper import records
 from joma.paper.exhibits import Exhibit, Experiment, Judgement, index
+from joma.paper.exhibits.base import FRESH_SEED
 from joma.paper.exhibits.runner import ExhibitObserver, expected_seconds
-from joma.paper.make_record import SEED, make_record
+from joma.paper.make_record import make_record
 from joma.paper.records import load
 from joma.paper.verdict import Verdict
 
@@ -189,7 +190,9 @@ def test_a_long_preset_says_beforehand_how_long_it_takes(registered, tmp_path, m
         def planned(self, entries, seconds):
             forecasts.append(([entry.id for entry in entries], seconds))
 
-    made = joma.reproduce("decay", tmp_path / "out", preset="laptop", seed=SEED, observer=Kept())
+    made = joma.reproduce(
+        "decay", tmp_path / "out", preset="laptop", seed=FRESH_SEED, observer=Kept()
+    )
     assert made.ok
     assert forecasts == [(["decay"], seconds)]
     monkeypatch.setattr("joma.cli.reproduce._LONG", 0.0)

@@ -13,11 +13,11 @@ import torch
 from joma import Run
 from joma.paper import records
 from joma.paper.exhibits import Experiment, spot_check
-from joma.paper.exhibits.base import Exhibit
+from joma.paper.exhibits.base import FRESH_SEED, Exhibit
 from joma.paper.exhibits.judgement import Judgement
 from joma.paper.exhibits.making import make_exhibit
 from joma.paper.exhibits.spot_check import SpotCheck, compare
-from joma.paper.make_record import SEED, make_record
+from joma.paper.make_record import make_record
 from joma.paper.records import DamagedRecord, load
 from joma.paper.verdict import Verdict
 
@@ -81,7 +81,7 @@ def test_a_record_has_the_data_of_its_run_to_six_digits(record, tmp_path):
     assert (made.value != unpacked.value).any()
     assert (record.preset, record.seed, record.settings) == (
         "laptop",
-        SEED,
+        FRESH_SEED,
         EXPERIMENT.settings["laptop"],
     )
     assert record.core_minutes > 0

@@ -14,12 +14,12 @@ from joma._train.model import LanguageModel
 from joma._train.projection import Projection
 from joma.nn import JoMABlock
 from joma.paper.exhibits import _series, exhibits, get
+from joma.paper.exhibits.base import FRESH_SEED
 from joma.paper.exhibits.spot_check import TOLERANCE, compare, compute_slice
 from joma.paper.labs import hierarchy, text_block
 from joma.paper.labs.distinct import Distinct
 from joma.paper.labs.hierarchy import HierarchyTransformer
 from joma.paper.labs.text_block import Places, TextBlock
-from joma.paper.make_record import SEED
 from joma.paper.records import Slice, all_records
 
 # One exhibit for each training loop.
@@ -35,7 +35,7 @@ LOOPS = {
 @functools.cache
 def _slice_settings(exhibit_id):
     (exhibit,) = get([exhibit_id])
-    return exhibit, Slice(dict(exhibit.experiment.code_slice), SEED)
+    return exhibit, Slice(dict(exhibit.experiment.code_slice), FRESH_SEED)
 
 
 def compute(exhibit_id, folder, monkeypatch):

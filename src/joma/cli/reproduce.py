@@ -56,7 +56,13 @@ def command(
     report: Annotated[
         Path | None, typer.Option(help="Where to write the page.", show_default="OUT/report.html")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of everything random.",
+            show_default="100: no rule was changed after a look at its results",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(

@@ -133,7 +133,7 @@ def exhibit_section(
         id: of the section, unique in the page.
         label: added to the title, where the page has several runs of the exhibit.
     """
-    from joma.paper.exhibits.base import SEEN
+    from joma.paper.exhibits.base import FRESH_SEED
     from joma.paper.exhibits.making import load_checks, load_verdict
     from joma.paper.recorded import recorded
 
@@ -210,7 +210,7 @@ def exhibit_section(
         origin=origin,
         settings=config["settings"] | origin | versions(run),
         numbers=json.dumps(judgement.numbers, indent=2, ensure_ascii=False),
-        seen=SEEN,
+        fresh_seed=FRESH_SEED,
     )
 
 

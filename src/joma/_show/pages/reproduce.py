@@ -20,7 +20,7 @@ def reproduce(
     out: str | os.PathLike[str] = "runs/reproduce",
     *,
     preset: str = "default",
-    seed: int = 0,
+    seed: int | None = None,
     settings: Mapping[str, Any] | Sequence[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -38,7 +38,8 @@ def reproduce(
         out: folder for the exhibits, one folder each.
         preset: "default" computes what minutes decide, and shows and spot-checks records of longer
             runs; "laptop" computes everything, which takes hours; "paper" is the paper's own scale.
-        seed: of everything random.
+        seed: of everything random; by default 100, the first seed whose results no rule was changed
+            after.
         settings: other values for settings of the preset, of one exhibit; a mapping, or texts "key=value".
         report: where to write the page; ``out``/report.html by default.
         force: make exhibits again that are there already.
@@ -59,11 +60,14 @@ def reproduce(
     from joma._suggest import unknown_name
     from joma.paper.exhibits import PRESETS
     from joma.paper.exhibits import exhibits as registered
+    from joma.paper.exhibits.base import FRESH_SEED
     from joma.paper.exhibits.index import get
     from joma.paper.exhibits.runner import ExhibitObserver, Runner
 
     if preset not in PRESETS:
         raise ValueError(unknown_name(preset, PRESETS, "preset"))
+    if seed is None:
+        seed = FRESH_SEED
     if seed < 0:
         raise ValueError(f"the seed must be a whole number of at least 0, got {seed}")
     if isinstance(exhibits, str):

@@ -28,7 +28,7 @@ from joma._runs import (
 )
 from joma._runs.fingerprint import fingerprint
 from joma._runs.folder import file_hash, lock, unlock
-from joma.paper.exhibits.base import Exhibit
+from joma.paper.exhibits.base import FRESH_SEED, Exhibit
 from joma.paper.exhibits.judgement import Judgement
 from joma.paper.exhibits.spot_check import SpotCheck, spot_checks
 from joma.paper.records import ExhibitRecord, load
@@ -224,7 +224,7 @@ def make_exhibit(
     exhibit: Exhibit,
     preset: str = "default",
     out: Path = Path("runs/reproduce"),
-    seed: int = 0,
+    seed: int = FRESH_SEED,
     *,
     force: bool = False,
 ) -> ExhibitOutcome:

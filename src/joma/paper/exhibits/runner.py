@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from joma._jobs import Engine, Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._runs import RunError, tidy, write_atomic, write_json
-from joma.paper.exhibits.base import Exhibit
+from joma.paper.exhibits.base import FRESH_SEED, Exhibit
 from joma.paper.exhibits.making import ExhibitOutcome, ExhibitPlan, check_output, plan
 from joma.paper.records import DamagedRecord, load
 from joma.paper.verdict import Verdict
@@ -167,7 +167,7 @@ class Runner:
     exhibits: list[Exhibit]
     preset: str = "default"
     out: Path = Path("runs/reproduce")
-    seed: int = 0
+    seed: int = FRESH_SEED
     claims: bool = False
     force: bool = False
     jobs: int | None = None
