@@ -9,7 +9,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 import joma
 from benchmarks._timing import alternate, row
-from benchmarks.watch import SHAPE
+from benchmarks.pythia import SHAPE
 
 EVERY = 100
 GAUGES = ("charge.qk", "charge.vo", "charge.mlp", "charge.norm", "charge.stream")

@@ -12,7 +12,7 @@ from transformers import GPTNeoXConfig, GPTNeoXModel
 
 import joma
 from benchmarks._timing import ratio, row
-from benchmarks.watch import SHAPE, build
+from benchmarks.pythia import SHAPE, build
 
 T = 2048
 

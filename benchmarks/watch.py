@@ -1,128 +1,276 @@
-"""A watch on a whole model of Pythia-70M's shape, against the plain model and against `output_attentions=True`."""
+"""The costs of `joma.watch`: steps, run folders, `stable_rank`.
+
+Times of steps are processor time: sides take turns in blocks of steps, and ratios are those of one
+round, so that other programs on the machine disturb both alike.
+"""
 
 from __future__ import annotations
 
+import statistics
+import tempfile
 import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXModel
+from torch import Tensor
 
 import joma
-from benchmarks._timing import alternate, peak_memory, row
+from benchmarks import folders
+from benchmarks._timing import row
+from benchmarks.nanogpt import SHAKESPEARE, TOY, Shape, Training
+from joma._measure.gauges.rank import top_singular
 
-SHAPE = {
-    "vocab_size": 50304, "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
-    "intermediate_size": 2048, "max_position_embeddings": 8192,
-}  # fmt: skip
-
-
-def run(rounds: int = 5) -> list[dict[str, Any]]:
-    """Forward passes at two lengths, their memory, and training."""
-    return [*_forward(2048, rounds), *_forward(4096, max(2, rounds // 2)), *_training(rounds)]
+# Gauges that a nanoGPT does not have: those of routers, and those of two checkpoints.
+NOT_OF_NANOGPT = ("router", "change")
+MIB = 1 << 20
 
 
-def build(how: str = "sdpa") -> GPTNeoXModel:
-    """The Transformer, with random weights and without the head, which would be half of the work."""
-    torch.manual_seed(0)
-    return GPTNeoXModel._from_config(GPTNeoXConfig(**SHAPE), attn_implementation=how).eval()
+def run(rounds: int = 7) -> list[dict[str, Any]]:
+    """Return all rows."""
+    model = "training step of nanoGPT, {parameters}, batch 4 × 128"
+    toy = "training step of a toy of two layers, {parameters}, batch 4 × 64"
+    return [
+        *_steps(model, SHAKESPEARE, rounds, steps=2, gauges=None, goal="at most 1.2 ×"),
+        *_steps(model, SHAKESPEARE, rounds, steps=2, gauges=all_gauges(), goal="at most 3 ×"),
+        *_steps(toy, TOY, 3 * rounds, steps=20, gauges=None, goal="at most 1.5 ×"),
+        *folders.run(),
+        *_stable_rank(rounds),
+    ]
 
 
-def entropy_formula(model: GPTNeoXModel, tokens: torch.Tensor) -> list[float]:
-    """What one would write without joma."""
-    attentions = model(tokens, output_attentions=True, use_cache=False).attentions
-    return [float(-(p * torch.log(p + 1e-12)).sum(-1).mean()) for p in attentions]
+def all_gauges() -> list[str]:
+    """Return the names of all gauges that a nanoGPT in training has."""
+    names = []
+    for name, gauge in joma.gauges().items():
+        if gauge.kind.name not in NOT_OF_NANOGPT:
+            names.append(name)
+    return names
 
 
-def _forward(T: int, rounds: int) -> list[dict[str, Any]]:
-    tokens = torch.randint(50304, (1, T), generator=torch.Generator().manual_seed(0))
-    plain, watched, eager = build(), build(), build("eager")
-    w = joma.watch(watched, every=1, gauges="entropy")
+@dataclass(frozen=True)
+class StepTimes:
+    """Processor time of blocks of steps, in seconds per step; one entry per round.
 
-    def on() -> list[float]:
-        watched(tokens, use_cache=False)
-        return list(w.step().values())
+    Attributes:
+        plain: without a watch that listens.
+        unmeasured: with a watch, in steps that it does not measure.
+        call: `Watch.step` alone, in those.
+        measured: in steps that it measures.
+    """
 
-    with torch.no_grad():
-        (base, _), (mine, values), (slow, expected) = alternate(
-            lambda: plain(tokens, use_cache=False),
-            on,
-            lambda: entropy_formula(eager, tokens),
-            rounds=rounds,
+    plain: list[float]
+    unmeasured: list[float]
+    call: list[float]
+    measured: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """The median over rounds of measured over plain."""
+        return _median_ratio(self.measured, self.plain)
+
+    @property
+    def idle_ratio(self) -> float:
+        """The median over rounds of unmeasured over plain."""
+        return _median_ratio(self.unmeasured, self.plain)
+
+
+def time_steps(
+    shape: Shape, gauges: list[str] | None, rounds: int, steps: int, folder: Path
+) -> StepTimes:
+    """Train with a watch; plain, unmeasured and measured steps take turns in blocks."""
+    training = Training(shape)
+    is_due = False
+    call_seconds = 0.0
+    options: dict[str, Any] = {}
+    if gauges is not None:  # some of them need the optimiser
+        options = {"gauges": gauges, "optimizer": training.optimizer}
+    watch = joma.watch(training.model, folder, every=lambda step: is_due, live=False, **options)
+
+    def watched_step() -> None:
+        nonlocal call_seconds
+        loss = training.step()
+        start = time.process_time()
+        watch.step(loss=loss)
+        call_seconds += time.process_time() - start
+
+    def measured_block() -> None:
+        nonlocal is_due
+        is_due = True
+        watch._arm()  # for the step to come
+        for number in range(steps):
+            is_due = number < steps - 1  # the watch asks for the step after this one
+            watched_step()
+
+    def unmeasured_block() -> None:
+        for _ in range(steps):
+            watched_step()
+
+    def plain_block() -> None:
+        for _ in range(steps):
+            training.step()
+
+    times = StepTimes([], [], [], [])
+    with watch:
+        for number in range(rounds + 1):
+            plain = _seconds(plain_block) / steps
+            measured = _seconds(measured_block) / steps
+            call_seconds = 0.0
+            unmeasured = _seconds(unmeasured_block) / steps
+            if number > 0:  # the first round warms up
+                times.plain.append(plain)
+                times.measured.append(measured)
+                times.unmeasured.append(unmeasured)
+                times.call.append(call_seconds / steps)
+    return times
+
+
+def _steps(
+    what: str, shape: Shape, rounds: int, steps: int, gauges: list[str] | None, goal: str
+) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        times = time_steps(shape, gauges, rounds, steps, Path(folder) / "run")
+    parameters = Training(shape).parameters
+    title = what.format(parameters=_in_words(parameters))
+    name = "default gauges"
+    if gauges is not None:
+        name = f"all {len(gauges)} gauges"
+    plain = statistics.median(times.plain)
+    rows = [
+        row(
+            f"{title}, every=1, {name}",
+            "`joma.watch`",
+            "the plain step",
+            statistics.median(times.measured),
+            plain,
+            f"**{times.ratio:.2f} × the plain step** ({_spread(times)}; goal: {goal})",
+            times=times.ratio,
         )
-    w.close()
-    error = max(abs(a - b) for a, b in zip(values, expected, strict=True))
-    what = f"forward of a Pythia-70M-shaped model with attention statistics, T = {T:,}"
-    memory = _memory(T)
+    ]
+    if gauges is None:
+        call = statistics.median(times.call)
+        rows.append(
+            row(
+                f"{title}, a step that is not measured",
+                "`joma.watch`",
+                "the plain step",
+                statistics.median(times.unmeasured),
+                plain,
+                f"{times.idle_ratio:.3f} × the plain step; {1e3 * call:.2f} ms in `Watch.step`",
+                times=times.idle_ratio,
+                call_seconds=call,
+            )
+        )
+    return rows
+
+
+def _spread(times: StepTimes) -> str:
+    """Return how far apart rounds are, in words."""
+    ratios = sorted(a / b for a, b in zip(times.measured, times.plain, strict=True))
+    return (
+        f"processor time; {len(ratios)} rounds, the middle half {_quantile(ratios, 0.25):.2f} to "
+        f"{_quantile(ratios, 0.75):.2f} ×"
+    )
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[round(share * (len(ordered) - 1))]
+
+
+def _in_words(parameters: int) -> str:
+    if parameters >= 1_000_000:
+        return f"{parameters / 1e6:.1f}M parameters"
+    return f"{parameters:,} parameters"
+
+
+def _stable_rank(rounds: int) -> list[dict[str, Any]]:
+    """Time one Gaussian 8192 × 2048 against LAPACK, with one thread and with two."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(8192, 2048, generator=generator)
+    exact = torch.linalg.svdvals(w.double())
+    truth = float(exact.square().sum() / exact[0].square())
+    rows = []
+    for threads in (1, 2):
+        with _threads(threads):
+            rows += _stable_rank_row(w, truth, threads, max(3, rounds // 2))
+    return rows
+
+
+def _stable_rank_row(w: Tensor, truth: float, threads: int, rounds: int) -> list[dict[str, Any]]:
+    def svdvals() -> None:
+        torch.linalg.svdvals(w)
+
+    def lanczos() -> None:
+        # Several calls, so that both sides take about as long as the other.
+        for _ in range(calls):
+            top_singular(w)
+
+    calls = 8
+    top = top_singular(w)
+    lanczos()
+    svdvals()
+    clock: list[float] = []
+    processor: list[float] = []
+    mine: list[float] = []
+    for _ in range(rounds):
+        other = _both_seconds(svdvals)
+        own = _both_seconds(lanczos)
+        clock.append(other.clock * calls / own.clock)
+        processor.append(other.processor * calls / own.processor)
+        mine.append(own.clock / calls)
+    seconds = statistics.median(mine)
+    ratio = statistics.median(clock)
+    error = abs(top.stable_rank / truth - 1)
+    word = "thread" if threads == 1 else "threads"
     return [
-        row(what, "`joma.watch`", "the plain forward", mine, base, f"{mine / base:.2f} × its time; {memory['text']}",
-            **memory),
-        row(what, "`joma.watch`", "eager, `output_attentions=True`, entropy formula", mine, slow,
-            f"largest difference {error:.0e} nats", error=error),
-    ]  # fmt: skip
+        row(
+            f"stable rank of 8192 × 2048, Gaussian, {threads} {word}",
+            "`joma.stable_rank`",
+            "`torch.linalg.svdvals`",
+            seconds,
+            seconds * ratio,
+            f"by the clock (median of {rounds} ratios; by processor time "
+            f"{statistics.median(processor):.1f} ×; goal: at least 8 ×); relative error "
+            f"{error:.0e} of the SVD in float64; {top.passes:.0f} passes over the matrix",
+            error=error,
+            passes=top.passes,
+            processor_ratio=statistics.median(processor),
+        )
+    ]
 
 
-def _memory(T: int) -> dict[str, Any]:
-    setup = f"""
-import torch, joma
-from benchmarks.watch import build, entropy_formula
-model = build({{how!r}})
-tokens = torch.randint(50304, (1, {T}))
-torch.set_grad_enabled(False)
-def watched(tokens):
-    with joma.watch(model, every=1, gauges="entropy") as w:
-        model(tokens, use_cache=False)
-        w.step()
-watched(tokens[:, :64])
-"""
-    plain = peak_memory(setup.format(how="sdpa"), "model(tokens, use_cache=False)")
-    mine = peak_memory(setup.format(how="sdpa"), "watched(tokens)")
-    eager = peak_memory(setup.format(how="eager"), "entropy_formula(model, tokens)")
-    if plain is None or mine is None or eager is None:
-        return {"text": "memory not measured"}
-    text = f"{100 * (mine / plain - 1):+.1f} % peak memory (plain {plain:.0f} MiB; eager {eager:.0f} MiB)"
-    return {"text": text, "plain_mib": plain, "watched_mib": mine, "eager_mib": eager}
+@contextmanager
+def _threads(count: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _training(rounds: int) -> list[dict[str, Any]]:
-    """Batch 2, T = 512: a step without a watch, a step that is not measured, a step that is."""
-    tokens = torch.randint(50304, (2, 512), generator=torch.Generator().manual_seed(0))
-    model = GPTNeoXForCausalLM._from_config(GPTNeoXConfig(**SHAPE), attn_implementation="sdpa")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    due = [False]
-    w = joma.watch(model, every=lambda step: due[0])
+@dataclass(frozen=True)
+class _Seconds:
+    clock: float
+    processor: float
 
-    def plain() -> torch.Tensor:
-        loss = model(tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
 
-    def idle() -> None:
-        w.step(loss=plain())
+def _both_seconds(function: Callable[[], Any]) -> _Seconds:
+    clock = time.perf_counter()
+    processor = time.process_time()
+    function()
+    return _Seconds(time.perf_counter() - clock, time.process_time() - processor)
 
-    def measured() -> None:
-        due[0] = True
-        w._arm()
-        loss = plain()
-        due[0] = False
-        w.step(loss=loss)
 
-    (base, _), (not_due, _), (always, _) = alternate(plain, idle, measured, rounds=2 * rounds)
-    w.close()
-    start = time.perf_counter()
-    quiet = joma.watch(model, every=lambda step: False)
-    for _ in range(1000):
-        quiet.step(loss=1.0)
-    call = (time.perf_counter() - start) / 1000
-    quiet.close()
-    sometimes = base + call + (always - base) / 100
-    what = "training step of the same model with its head, batch 2 × 512, entropy and stable rank"
-    return [
-        row(f"{what}, every=1", "`joma.watch`", "without", always, base, f"{100 * (always / base - 1):+.1f} %"),
-        row(f"{what}, every=100", "`joma.watch`", "without", sometimes, base,
-            f"{100 * (sometimes / base - 1):+.2f} % (a hundredth of a measured step's excess, and a call of "
-            f"{1e6 * call:.0f} µs; idle steps as timed: {100 * (not_due / base - 1):+.1f} %, which is noise)",
-            idle_seconds=not_due, call_seconds=call),
-    ]  # fmt: skip
+def _seconds(function: Callable[[], Any]) -> float:
+    """Return the processor time of a call."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
+def _median_ratio(first: list[float], second: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(first, second, strict=True))
