@@ -23,7 +23,7 @@ EXPECTED = {
         PRINTED,
         HOLDS,
     ): "A1.per_hidden_loss T1.linear T1.exp T1.zero_init E60 T2.winner T2.saliency E33 T3.stability S4.rank L6 L7 "
-    "T4.ratio T4.order T4.bound T5 S7.dimension S7.semantic A4.sides S4.cooccurrence S2.values "
+    "T3.necessary T4.ratio T4.order T4.bound T5 S7.dimension S7.semantic A4.sides A4.convex S4.cooccurrence S2.values "
     "S4.linear_sparse",
     (
         WRONG,
@@ -34,7 +34,7 @@ EXPECTED = {
     (
         UNSAID,
         UNDER,
-    ): "L3 S4.shift S4.nonlinear_bounce S4.rank_nodes",
+    ): "L3 E59.homogeneous S4.shift S4.nonlinear_bounce S4.rank_nodes",
     (DRAFT, UNDER): "CDAG.T1 CDAG.recursion",
     (DRAFT, HOLDS): "CDAG.E3",
     (OTHER, HOLDS): "GaLore.B6",
@@ -83,7 +83,7 @@ def test_each_claim_declares_mutants_and_why_some_say_the_same():
 # the others take longer; `make mutate` runs all mutants of all claims
 CHEAP = (
     "A1.per_hidden_loss T1.softmax_hypothesis T2.saliency E33 E57.inverse L4 L5 L9 T4.threshold T5 T5.rho0 T5.class "
-    "E8 S4.convex LAWS.no_go LAWS.velocity OPT.sign OPT.adam GaLore.B6"
+    "E8 E59.homogeneous A4.convex T3.necessary S4.convex LAWS.no_go LAWS.velocity OPT.sign OPT.adam GaLore.B6"
 )
 
 

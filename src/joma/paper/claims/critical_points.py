@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import betainc, gammaln
 
 from joma.paper.claims._registry import Kind, Variant, claim, largest
 from joma.paper.claims.isotropic import critical_points, distances
@@ -15,10 +16,12 @@ from joma.theory.isotropic import (
     CriticalRay,
     ExpNorm,
     Gaussian,
+    Laplace,
     Mixture,
     Radial,
     StudentT,
     Thetas,
+    UniformBall,
     critical_rays,
 )
 from joma.theory.setting import Array
@@ -276,6 +279,201 @@ def _smallest_field(family: Radial, a: Array, D: float, ray: CriticalRay) -> flo
             field = max(largest(v_dot), abs(float(xi_dot)))
             smallest = min(smallest, field / alive)
     return float(smallest)
+
+
+_HALF_LINE = np.concatenate([np.linspace(0.0, 3.0, 3001), np.geomspace(3.0, 1e5, 1000)[1:]])
+
+
+@claim(
+    "E59.homogeneous",
+    kind=Kind.UNSAID,
+    source="after Eqn. 59",
+    statement=(
+        "Similar results also hold for other homogeneous activations: under Eqn. 58 S is not "
+        "empty, and S lies in (½, 1) ∪ (1, 2)."
+    ),
+    tolerance=1e-9,
+    measures=(
+        "over Student-t laws (ν = 1.1 … 1.9) and slopes (c₋, 1) that fulfil the premise: relative "
+        "difference of G(y)/y at two points with y ≥ θ₁(0), halfway down from its value at θ₁(0) "
+        "(1 where it does not fall), and by how much the largest ratio of such y exceeds 2; c₋ = 0 "
+        "… 0.2 and −0.2, −0.5"
+    ),
+    condition=(
+        "c₋ ≥ 0, and the first form of Eqn. 58 with “>”: F(0)θ₁′(0) > θ₁(0)². The second form is "
+        "that of ReLU. With a leak it reads T(0)p_n(0) > ¼ (c₊ + c₋)²/(c₊ − c₋)², T(0) and p_n of "
+        "ReLU: the heavier the leak, the heavier the tails that it takes. A linear φ never "
+        "fulfils it"
+    ),
+    counterexample=(
+        "leaky ReLU with c₋ = 0.2 c₊ and Student-t, ν = 1.5: θ₂(0)p_n(0) = 0.279 ≥ ¼, yet G(y)/y "
+        "increases for all y, and S is empty. With c₋ = −0.2 c₊ and the same law S has ratios up "
+        "to 2.18"
+    ),
+    control="laws and leaks with F(0)θ₁′(0) < θ₁(0)²",
+    paper_formula=(
+        r"$\tilde\theta_2(0)\,p_n(0)\ge\tfrac14\;\Rightarrow\;\mathcal S\ne\emptyset,\ \mathcal "
+        r"S\subset(\tfrac12,1)\cup(1,2)$, for every homogeneous $\phi$"
+    ),
+    corrected_formula=(
+        r"$F(0)\theta_1'(0)>\theta_1(0)^2\;\Rightarrow\;\mathcal S\ne\emptyset,\ \mathcal "
+        r"S\subset\big(\tfrac{c_++c_-}{2c_+},1\big)\cup\big(1,\tfrac{2c_+}{c_++c_-}\big)$ for $y\ge\theta_1(0)$"
+    ),
+    derivation=(
+        r"$h=F/\theta_1$ has $h'(0)=1-F(0)\theta_1'(0)/\theta_1(0)^2$ and grows like $\rho$: if "
+        r"$h'(0)<0$ it takes values twice on $\rho\ge0$, where $\theta_1$ runs from "
+        r"$\tfrac12(c_++c_-)$ to $c_+$. With $c_-<0$ that is more than a factor of 2."
+    ),
+    mutants={
+        "0.9 θ₁(0)²": "the bound weakened by a tenth",
+        "slopes of both signs": "the condition c₋ ≥ 0 dropped",
+    },
+)
+def e59_homogeneous(variant: Variant) -> Iterator[float]:
+    """Look for two points of G on one line through the origin, at y ≥ θ₁(0)."""
+    for nu in (1.1, 1.2, 1.35, 1.5, 1.8, 1.9):
+        for low in (0.0, 0.03, 0.1, 0.2, -0.2, -0.5):
+            thetas = Thetas(StudentT(3, nu=nu), (low, 1.0))
+            if _is_premise(thetas, variant):
+                yield from _errors_of_pairs(thetas)
+
+
+def _is_premise(thetas: Thetas, variant: Variant) -> bool:
+    """True if a law and an activation fulfil what the variant asks of them."""
+    density = float(thetas.family.marginal(0.0))
+    if variant == "printed":
+        return float(thetas.theta2(0.0)) * density >= 0.25
+    if thetas.slopes[0] < 0 and not variant.has("slopes of both signs"):
+        return False
+    left = float(thetas.F(0.0) * thetas.density(0.0))
+    right = float(thetas.theta1(0.0)) ** 2
+    if variant == "control":
+        return left < right
+    return left > variant.choose(1.0, {"0.9 θ₁(0)²": 0.9}) * right
+
+
+def _errors_of_pairs(thetas: Thetas) -> Iterator[float]:
+    """Errors of a pair on ρ ≥ 0: of its common level, and of the largest ratio, which is below 2."""
+    level = thetas.level(_HALF_LINE)
+    lowest = int(np.argmin(level))
+    if lowest == 0:
+        yield 1.0  # G(y)/y does not fall: no line meets G twice
+        return
+    target = (level[0] + level[lowest]) / 2
+
+    def above(rho: float, wanted: float = target) -> float:
+        return float(thetas.level(rho)) - wanted
+
+    bottom = float(_HALF_LINE[lowest])
+    end = float(_HALF_LINE[-1])
+    pair = np.array([brentq(above, 0.0, bottom), brentq(above, bottom, end)])
+    y = thetas.theta1(pair)
+    line = thetas.G(y) / y
+    yield float(abs(line[1] / line[0] - 1))
+    # The widest pair starts at y = θ₁(0).
+    widest = brentq(above, bottom, end, args=(float(level[0]),))
+    yield float(thetas.theta1(widest) / thetas.theta1(0.0)) - 2
+
+
+@dataclass(frozen=True)
+class _Shells(Radial):
+    """A mixture of uniform distributions on spheres: every isotropic law is one, or a limit of them."""
+
+    radii: tuple[float, ...] = (1.0,)
+    weights: tuple[float, ...] = (1.0,)
+
+    @property
+    def radius(self) -> float:
+        """The largest sphere's."""
+        return max(self.radii)
+
+    def _mix(self, of_unit: Callable[[Array], Array], x: Array, power: int) -> Array:
+        """Σ_j weight_j R_j^power f(x/R_j), f zero beyond 1."""
+        total = np.zeros_like(x)
+        for weight, radius in zip(self.weights, self.radii, strict=True):
+            inside = np.minimum(x / radius, 1.0)
+            total = total + weight * radius**power * np.where(x < radius, of_unit(inside), 0.0)
+        return total
+
+    @property
+    def _constant(self) -> float:
+        return float(np.exp(gammaln(self.n / 2) - gammaln((self.n - 1) / 2)) / np.sqrt(np.pi))
+
+    def _marginal(self, x: Array) -> Array:
+        with np.errstate(divide="ignore"):  # a circle's marginal has poles at its ends
+            return self._mix(lambda u: self._constant * (1 - u * u) ** ((self.n - 3) / 2), x, -1)
+
+    def _upper(self, x: Array) -> Array:
+        half = (self.n - 1) / 2
+        return self._mix(lambda u: betainc(half, half, (1 - u) / 2), x, 0)
+
+    def _tail(self, x: Array) -> Array:
+        scale = self._constant / (self.n - 1)
+        return self._mix(lambda u: scale * (1 - u * u) ** ((self.n - 1) / 2), x, 1)
+
+
+def _laws(dimensions: tuple[int, ...]) -> Iterator[Radial]:
+    """Laws with and without a hole about their centre, in these dimensions."""
+    rng = np.random.default_rng(23)
+    for n in dimensions:
+        yield from (Gaussian(n), UniformBall(n), Laplace(n), ExpNorm(n))
+        yield from (StudentT(n, nu=1.2), StudentT(n, nu=3.0))
+        yield _Shells(n)
+        for _ in range(20):
+            radii = tuple(np.exp(rng.uniform(-2.0, 2.0, size=3)).tolist())
+            weights = tuple(rng.dirichlet(np.ones(3)).tolist())
+            yield _Shells(n, radii=radii, weights=weights)
+
+
+@claim(
+    "A4.convex",
+    source="Appendix A.4, first remark",
+    statement=(
+        "G(y) when y > ½ is convex, and there will be at most two intersections between it and a "
+        "straight line."
+    ),
+    tolerance=1e-9,
+    measures=(
+        "largest fall of the slope of G from one step of y to the next, as a share of it, and the "
+        "number of times by which G − ky changes its sign more than twice, for a line through the "
+        "origin at each tenth of its range; 27 isotropic laws in each of 3, 4 and 10 dimensions, "
+        "most of them mixtures of three spheres"
+    ),
+    remark=(
+        "It is convex exactly where the distribution function P is log-concave. In three "
+        "dimensions and more the marginal of every isotropic law falls away from 0, which is "
+        "enough; on a circle in the plane it rises, and G is concave for y > ½. That y₋ < ½ "
+        "follows for a pair with a y₊ > ½ is another statement (A4.sides)"
+    ),
+    control="the same in two dimensions",
+    derivation=(
+        r"$G'(y)=\theta_1/p_n$ at $y=\theta_1=P$, so $G$ is convex iff $p_n/P=(\ln P)'$ falls. In "
+        r"$n\ge3$ dimensions $p_n(r)\propto\int_r^\infty p_0(s)s(s^2-r^2)^{(n-3)/2}ds$ falls on "
+        r"$r>0$ while $P$ rises."
+    ),
+    mutants={
+        "concave": "the sign of the second difference",
+        "y > 0.05": "the left half of the line as well, where heavy tails bend G down",
+        "at most one": "at most one intersection with a straight line",
+    },
+)
+def a4_convex(variant: Variant) -> Iterator[float]:
+    """Second differences of G in y, and crossings of lines through the origin."""
+    least_share = variant.choose(0.5, {"y > 0.05": 0.05})
+    sign = variant.choose(1.0, {"concave": -1.0})
+    most = variant.choose(2, {"at most one": 1})
+    for family in _laws(variant.choose((3, 4, 10), {"control": (2,)})):
+        end = min(family.radius, float(family.ppf(0.995)))
+        r = np.linspace(float(family.ppf(least_share)), 0.999 * end, 1001)
+        thetas = Thetas(family)
+        y = thetas.theta1(r)
+        G = thetas.F(r)
+        slopes = np.diff(G) / np.diff(y)
+        yield float((-sign * np.diff(slopes) / slopes[:-1]).max())
+        for k in np.quantile(G / y, np.linspace(0.05, 0.95, 10)):
+            is_above = k * y < G
+            crossings = np.count_nonzero(is_above[1:] != is_above[:-1])
+            yield float(crossings - most)
 
 
 @claim(

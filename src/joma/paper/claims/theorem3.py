@@ -6,10 +6,11 @@ import functools
 from collections.abc import Iterator
 
 import numpy as np
+from scipy.optimize import brentq
 
-from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims._registry import Kind, Variant, claim, share
 from joma.paper.claims.isotropic import critical_points
-from joma.theory.isotropic import Mixture, linearise
+from joma.theory.isotropic import Mixture, StudentT, Thetas, critical_rays, linearise
 from joma.theory.setting import Array
 
 PUSH = 1e-3
@@ -99,6 +100,81 @@ def t3_form(variant: Variant) -> Iterator[float]:
 
 def _jacobian(mixture: Mixture, mu: Array, xi: float) -> Array:
     return -mixture.jacobian(mu, xi)[:-1, :-1]
+
+
+@functools.cache
+def _classified() -> tuple[tuple[bool, bool], ...]:
+    """Whether s_μ > 0, and whether C is positive definite by differences, at many critical points.
+
+    Student-t with either component the heavier one, and a point with ξ* = 0, where C is singular.
+    """
+    rng = np.random.default_rng(31)
+    cases = [(1.5, _ratio_without_bias(1.5))]
+    for _ in range(40):
+        nu = float(rng.uniform(1.3, 8.0))
+        ratio = float(np.exp(rng.uniform(-2.0, 2.0)))
+        cases.append((nu, ratio))
+    found = []
+    for nu, ratio in cases:
+        family = StudentT(3, nu=nu)
+        a = np.array([1.0, -ratio])
+        (ray,) = critical_rays(family, a).rays
+        centres = np.zeros((2, 3))
+        centres[0] = rng.standard_normal(3)
+        centres[0] *= ray.separation / np.linalg.norm(centres[0])
+        mixture = Mixture(family, centres, a)
+        mu, xi = ray.point(centres, float(rng.uniform(0.5, 2.0)))
+        C = _differentiated(mixture, mu, xi)
+        eigenvalues = np.linalg.eigvalsh((C + C.T) / 2)
+        is_definite = bool(eigenvalues.min() > 1e-6 * np.abs(eigenvalues).max())
+        found.append((bool(mu @ centres[0] > 0), is_definite))
+    return tuple(found)
+
+
+def _ratio_without_bias(nu: float) -> float:
+    """The a₋/a₊ at which a pair of Student-t, ν < 2, has ρ₋ = 0, so that ξ* = 0."""
+    thetas = Thetas(StudentT(3, nu=nu))
+
+    def above(rho: float) -> float:
+        return float(thetas.level(rho) - thetas.level(0.0))
+
+    rho_plus = brentq(above, 0.5, 100.0, xtol=1e-14)
+    return float(thetas.theta1(rho_plus) / thetas.theta1(0.0))
+
+
+@claim(
+    "T3.necessary",
+    source="Appendix A.4, after Eqn. 74",
+    statement=(
+        "The necessary condition for C(μ) to be a positive-definite matrix is that s_μ = sgn(μᵀx̄₊) "
+        "> 0."
+    ),
+    tolerance=0.0,
+    measures=(
+        "share of critical points with C positive definite, by differences of the field, that have "
+        "s_μ < 0; ReLU and Student-t, 41 draws of ν from 1.3 to 8 and a₋/a₊ from e⁻² to e²"
+    ),
+    remark=(
+        "s_μ > 0 iff a₋ > a₊, since θ₁(ρ₊)/θ₁(ρ₋) = a₋/a₊ and θ₁ increases. It is not sufficient: "
+        "at ξ* = 0 (Student-t, ν = 1.5: a₋/a₊ = 1.4328) C is singular along μ. For a φ that falls, "
+        "such as ReLU(−x), θ₁ < 0 and the condition turns round"
+    ),
+    control="s_μ < 0 in the place of s_μ > 0",
+    derivation=(
+        r"Across $\mu$, $C$ is $\beta_1I$ with $\beta_1=s_\mu a_+\|\bar "
+        r"x_+\|\theta_1(\rho_+)/\|\mu\|$ (T3.form), which has the sign of $s_\mu$ where "
+        r"$\theta_1(\rho_+)>0$."
+    ),
+    mutants={"s_μ > 0 is sufficient": "the converse: C is positive definite wherever s_μ > 0"},
+)
+def t3_necessary(variant: Variant) -> float:
+    """Return the share of definite points without the condition."""
+    points = _classified()
+    if variant.has("s_μ > 0 is sufficient"):
+        met = [is_definite for is_aligned, is_definite in points if is_aligned]
+        return share(met.count(False), len(met))
+    met = [is_aligned for is_aligned, is_definite in points if is_definite]
+    return share(met.count(variant == "control"), len(met))
 
 
 @claim(
