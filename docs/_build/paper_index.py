@@ -57,6 +57,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Eqn. 3", "v̇ = Δ ∘ exp(v²/2 + c): Theorem 1 put into Eqn. 2 (1/A is left out)", "joma.theory.FoldedFlow", "T1.exp"),
         Row("Theorem 2", "linear activation: the winner takes all", "joma.theory.winner_take_all", "T2.invariant T2.winner T2.softmax_remark", "fig3"),
         Row("Beyond distinct and common tokens (footnote 1)", "Δ = discriminancy × frequency", "joma.theory.saliency joma.theory.Saliency", "T2.saliency", "saliency"),
+        Row("E_{l,q=m}[g] > 0", "token l is positively correlated to the gradient", "joma.theory.Saliency", "T2.correlation"),
         Row("Eqn. 4", "erf(v_l/2)/Δ_l is common to all tokens", "joma.theory.winner_take_all", "T2.invariant"),
     ],
     "Section 4: nonlinear activations": [
@@ -70,7 +71,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Rank of the lower layer", "drops first, bounces back later", "joma.stable_rank", "S4.rank S4.rank_nodes", "fig7 contrast"),
         Row("Eqn. 6", "v̇ = (μ − v) ∘ exp(v²/2)", "joma.theory.solve_bounce", "E6", "fig4"),
         Row("Theorem 4", "how fast salient and other components converge", "joma.theory.bounce.convergence_ratio joma.theory.solve_linear_bounce",
-            "T4.ratio T4.order T4.bound T4.threshold"),
+            "T4.ratio T4.order T4.gap T4.bound T4.threshold"),
         Row("Eqn. 7", "the ratio of ln 1/δ", "joma.theory.bounce.convergence_ratio", "T4.ratio"),
     ],
     "Section 5: hierarchical data": [
@@ -180,6 +181,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("cosine similarity at different layers", "embedding vectors are almost orthogonal", "joma.embedding_geometry", "", "embeddings"),
         Row("Δ ≈ 0: common tokens, |Δ| large: distinct ones", "discriminancy × co-occurrence", "joma.theory.Task", "", "saliency"),
         Row("consistent with Scan & Snap", "attention alone, with the MLP frozen, turns sparser", "joma.theory.JointFlow", "T2.winner", "frozen fig3"),
+        Row("μ ~ x̄_c, one of the cluster centres", "a critical point due to nonlinearity", "joma.theory.isotropic.Mixture", "S4.critical S4.finite_target E59.exists", "fig9"),
         Row("linear: takes all; nonlinear: others catch up", "the two panels beside each other", "joma.paper.labs.regimes", "S4.linear_sparse S4.nonlinear_bounce S4.finite_target S4.committee", "contrast"),
         Row("the stable rank bounces as well", "of the lower layer of the MLP", "joma.stable_rank", "S4.rank_nodes", "fig7 contrast"),
         Row("bouncing back seems only to slow training down", "not useful in one layer, useful in several", why="“useful” is not said in terms of anything that could be measured; what bounces, and where, is in fig6 and hierarchy"),

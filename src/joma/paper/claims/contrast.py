@@ -274,6 +274,83 @@ def _target_errors(family: Radial, separation: float, ratio: float) -> Iterator[
     yield float(not is_stable)
 
 
+def _critical_speeds(mixture: Mixture, xi: float) -> Iterator[float]:
+    """|v̇| at the points v = ± s x̂₊ where it changes its direction, over the speed of a linear node."""
+    unit = np.eye(mixture.family.n)[0]
+    linear_speed = float(np.linalg.norm(mixture.a @ mixture.centres))
+    grid = np.geomspace(1e-2, 1e7, 61)
+    for side in (1.0, -1.0):
+
+        def speed(s: float, side: float = side) -> float:
+            return float(mixture.field(side * s * unit, xi)[0] @ unit)
+
+        speeds = np.array([speed(s) for s in grid])
+        for i in np.flatnonzero(speeds[1:] * speeds[:-1] < 0):
+            s = brentq(speed, grid[i], grid[i + 1], xtol=1e-14)
+            v_dot, _ = mixture.field(side * s * unit, xi)
+            yield float(np.linalg.norm(v_dot)) / linear_speed
+
+
+@claim(
+    "S4.critical",
+    kind=Kind.UNSAID,
+    source="Slides, nonlinear activation; Theorem 3",
+    statement=(
+        "If x is sampled from a mixture of isotropic distributions, a nonlinear node has a critical "
+        "point μ ~ x̄_c, due to nonlinearity."
+    ),
+    tolerance=1e-9,
+    measures=(
+        "smallest |v̇| over a₊‖x̄₊‖, the speed of a linear node, where v̇ changes its direction along "
+        "the line of the centres (1 where it nowhere does); ReLU, x̄₋ = 0, Gaussian, Student-t (ν = "
+        "3), Laplace and uniform ball in R³, ‖x̄₊‖ = 0.5, 1 and 2; ξ > 0 held (printed: of either "
+        "sign, and a₋ = a₊ as well; under the condition: a₋/a₊ = 1.01, 1.2 and 2 times F(D)/F(0))"
+    ),
+    condition=(
+        "ξ > 0 held, as in the proof of Theorem 3, and a₊F(D) < a₋F(0), D = ‖x̄₊‖. Then μ ∝ x̄₊, "
+        "with a size that is proportional to ξ. With ξ moving as well, only heavy tails have "
+        "critical points, at one distance of the centres (E59.exists). That a linear node has "
+        "none is true for any mixture with Σ_j a_j x̄_j ≠ 0"
+    ),
+    counterexample=(
+        "two Gaussians, or any two laws of one form, with a₋ = a₊: v̇ points along x̄₊ everywhere on "
+        "the line of the centres, for every ξ, and nowhere vanishes off it"
+    ),
+    control="a linear node under the condition",
+    derivation=(
+        r"Along $\hat x_+$ with $u=\xi/s$ the field is $h(u)=a_+[\theta_2(D+u)+D\theta_1(D+u)]-a_-"
+        r"\theta_2(u)$. With $a_-=a_+$ it is $a_+$ times $\mathbb E[x;\,x>-u]$ of the shifted law "
+        r"minus that of the law at 0, which is positive. For $\xi>0$ it has a zero iff "
+        r"$a_+F(D)<a_-F(0)$ (S4.finite_target)."
+    ),
+    paper_formula=r"$\dot v=0$ at $\mu\propto\bar x_c$, for a nonlinear $\phi$",
+    corrected_formula=(
+        r"$\dot v=0$ at $v\propto\bar x_+$ if $\xi>0$ is held and $a_+F(D)<a_-F(0)$"
+    ),
+    mutants={
+        "a₋/a₊ × 0.98": "weights just beyond the condition",
+        "ξ = 0": "no bias: the field along a ray does not change",
+    },
+)
+def s4_critical(variant: Variant) -> Iterator[float]:
+    """Look for critical points along the line of the centres."""
+    biases = variant.choose((1.0,), {"printed": (1.0, -1.0), "ξ = 0": (0.0,)})
+    slopes = variant.choose((0.0, 1.0), {"control": (1.0, 1.0)})
+    factor = variant.choose(1.0, {"a₋/a₊ × 0.98": 0.98})
+    for family in (Gaussian(3), StudentT(3, nu=3), Laplace(3), UniformBall(3)):
+        thetas = Thetas(family)
+        for D in (0.5, 1.0, 2.0):
+            threshold = float(thetas.F(D) / thetas.F(0.0))
+            ratios = [factor * above * threshold for above in (1.01, 1.2, 2.0)]
+            if variant == "printed":
+                ratios.append(1.0)
+            centres = np.vstack([D * np.eye(3)[0], np.zeros(3)])
+            for ratio in ratios:
+                mixture = Mixture(family, centres, np.array([1.0, -ratio]), slopes=slopes)
+                for xi in biases:
+                    yield min(_critical_speeds(mixture, xi), default=1.0)
+
+
 def _grows(mixture: Mixture, v: Array) -> bool:
     """True if v doubles in the joint exp flow of a mixture without a bias, before it halves; z = v²/2."""
 

@@ -198,6 +198,60 @@ def t2_saliency(variant: Variant) -> Iterator[float]:
 
 
 @claim(
+    "T2.correlation",
+    kind=Kind.UNSAID,
+    source="Section 3.1, beyond distinct and common tokens",
+    statement=(
+        "E_{l,q=m}[g] > 0 means that token l is positively correlated to the backpropagated "
+        "gradient g."
+    ),
+    tolerance=0.0,
+    measures=(
+        "share of tokens and nodes whose E_{l,q=m}[g] has another sign than the covariance of x_l "
+        "and g over the samples: 20 tasks with nine weighted samples, five tokens, three nodes"
+    ),
+    condition=(
+        "E_{q=m}[g] = 0, as for a softmax loss whose outputs have the frequencies of the labels. "
+        "With the gradient of Section 2, g ~ 1[y₀ = k], E_{l,q=m}[g] = P(y₀ = k | l) is positive "
+        "for every token"
+    ),
+    counterexample=(
+        "two samples with g = 1 and 3, and a token with x_l = ½ in both: E_{l,q=m}[g] = 2 > 0, and "
+        "x_l, which is constant, is correlated with nothing. So a common token can have Δ_lm = 1, "
+        "not 0"
+    ),
+    control="E[g] over the samples without their weights",
+    paper_formula=(r"$\mathbb E_{l,q=m}[g_{h_k}]>0\iff l$ is positively correlated to $g_{h_k}$"),
+    corrected_formula=(
+        r"$\mathrm{Cov}(x_l,g_{h_k})=\big(\mathbb E_{l,q=m}[g_{h_k}]-\mathbb "
+        r"E_{q=m}[g_{h_k}]\big)\,\mathbb P(l|m)$"
+    ),
+    derivation=(
+        r"$\mathrm{Cov}(x_l,g)=\mathbb E[gx_l]-\mathbb E[g]\,\mathbb E[x_l]$, with $\mathbb "
+        r"E[gx_l]=\mathbb E_l[g]\,\mathbb P(l|m)$ (T2.saliency) and $\mathbb E[x_l]=\mathbb P(l|m)$."
+    ),
+    mutants={"E[g] = 0.1": "a mean gradient of a tenth of its spread is left"},
+)
+def t2_correlation(variant: Variant) -> Iterator[float]:
+    """Compare the sign of E_l[g] with that of the covariance."""
+    rng = np.random.default_rng(29)
+    for _ in range(20):
+        x = rng.dirichlet(np.ones(5), size=9)
+        g = 0.5 + rng.standard_normal((9, 3))
+        p = rng.dirichlet(np.ones(9))
+        weights = variant.choose(p, {"control": np.full(9, 1 / 9)})
+        if variant != "printed":
+            g = g - weights @ g
+        if variant.has("E[g] = 0.1"):
+            g = g + 0.1
+        frequency = p @ x  # P(l|m)
+        discriminancy = (p[:, None] * x).T @ g / frequency[:, None]  # E_l[g], (M, K)
+        deviation = x - frequency
+        covariance = (p[:, None] * deviation).T @ (g - p @ g)  # (M, K)
+        yield float(((discriminancy > 0) != (covariance > 0)).mean())
+
+
+@claim(
     "T2.softmax_remark",
     root="softmax",
     kind=Kind.WRONG,

@@ -206,6 +206,66 @@ def t4_order(variant: Variant) -> Iterator[float]:
         yield float((s[:, j] <= s[:, k])[:, is_greater].mean())
 
 
+@claim(
+    "T4.gap",
+    kind=Kind.UNSAID,
+    source="Theorem 4, remarks",
+    statement="If μ_j > μ_k, then δ_j(t) ≪ δ_k(t).",
+    tolerance=0.1,
+    measures=(
+        "largest δ_j/δ_k over pairs with |μ_j| > |μ_k| of twelve μ between 0.2 and 3.2, at 60 times "
+        "from 0.01 to 10⁴ (under the condition: at those that fulfil it); ≪ is read as a tenth"
+    ),
+    condition=(
+        "late: ln(1/δ_k) (R − 1) ≥ ln 10 + 0.8643 e^{μ_j²/2}, R = e^{(μ_j² − μ_k²)/2}. It comes for "
+        "every pair in the end, since δ_j ≈ δ_k^R. Until then δ_j < δ_k (T4.order), no more: to "
+        "first order both are 1 − t"
+    ),
+    counterexample=(
+        "μ = 0.3 and 0.2: δ_j is a tenth of δ_k at t = 90.6, when δ_k is below 10⁻⁴⁰ and both components "
+        "have long converged. μ = 3 and 2 at t = 0.1: δ = 0.9035 and 0.9043"
+    ),
+    control="attention held: all components converge alike",
+    paper_formula=r"$\mu_j>\mu_k\;\Rightarrow\;\delta_j(t)\ll\delta_k(t)$",
+    corrected_formula=(
+        r"$\mu_j>\mu_k\;\Rightarrow\;\delta_j(t)<\delta_k(t)$ for all $t>0$, and "
+        r"$\delta_j\ll\delta_k$ once $\ln\frac1{\delta_k}\gg "
+        r"e^{\mu_j^2/2}\big/\big(e^{(\mu_j^2-\mu_k^2)/2}-1\big)$"
+    ),
+    derivation=(
+        r"Eqn. 7 reads $s_j-s_k=(R-1)s_k+\lambda_{jk}e^{\mu_j^2/2}$ with $s=\ln(1/\delta)$ and "
+        r"$R=e^{(\mu_j^2-\mu_k^2)/2}$, and $|\lambda_{jk}|\le0.8643$ (T4.bound). Near $t=0$, "
+        r"$\dot s=e^{v^2/2}=1+O(t^2)$ for all components."
+    ),
+    mutants={
+        "without λ": "ln(1/δ_k) (R − 1) ≥ ln 10",
+        "R of μ": "R = e^{μ_j² − μ_k²}",
+    },
+)
+def t4_gap(variant: Variant) -> Iterator[float]:
+    """Compare δ_j with δ_k, at all times or at late ones."""
+    mu = np.array([0.2, 0.3, 0.5, 0.8, 1.1, 1.3, 1.31, 1.7, 2.0, 2.4, 2.8, 3.2])
+    times = np.geomspace(0.01, 1e4, 60)
+    s = solve_bounce(mu, times).log_inverse_delta  # (T, J)
+    if variant == "control":
+        s = np.repeat(times[:, None], len(mu), axis=1)
+    j, k = _pairs(len(mu))
+    is_greater = mu[j] > mu[k]
+    j = j[is_greater]
+    k = k[is_greater]
+    power = variant.choose(0.5, {"R of μ": 1.0})
+    R = np.exp(power * (mu[j] ** 2 - mu[k] ** 2))
+    slack = remainder_supremum() * np.exp(mu[j] ** 2 / 2)
+    if variant.has("without λ"):
+        slack = 0.0 * slack
+    is_late = s[:, k] * (R - 1) >= np.log(10) + slack
+    if variant == "printed":
+        is_late = np.ones_like(is_late)
+    with np.errstate(under="ignore"):
+        ratio = np.exp(s[:, k] - s[:, j])
+    yield from ratio[is_late].tolist()
+
+
 @functools.cache
 def _largest_lambda(exponent: float) -> float:
     """sup |λ_jk| over a wide grid of (s, μ) for remainders F − e^{−exponent μ²} s."""
