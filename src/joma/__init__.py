@@ -23,6 +23,7 @@ The theory, and the paper:
     joma.theory                             flows, first integrals, closed forms, and all claims, checked
     joma.reproduce("fig3")                  the paper's figures, with a verdict for each
     joma.nn, joma.integrations              a block without attention parameters; watches for trainers
+    joma.types                              the types of results, for annotations
 
 Warnings are of one category, `joma.JomaWarning`, which can be filtered.
 
@@ -82,6 +83,9 @@ _API = {
     "watch": "joma._measure.watch.watch",
 }
 
+# name -> the extra that it needs, where the module that defines it needs another one first
+_NEEDS = {"reproduce": "paper"}
+
 __all__ = [
     "Alarm",
     "AttentionStats",
@@ -125,14 +129,19 @@ __all__ = [
     "stable_rank",
     "superpose",
     "theory",
+    "types",
     "watch",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _NEEDS:
+        from joma._extras import require
+
+        require(_NEEDS[name], f"joma.{name}")
     if name in _API:
         value = getattr(importlib.import_module(_API[name]), name)
-    elif name in ("integrations", "models", "nn", "paper", "theory"):
+    elif name in ("integrations", "models", "nn", "paper", "theory", "types"):
         value = importlib.import_module(f"joma.{name}")
     else:
         raise AttributeError(

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from importlib.metadata import requires, version
+from importlib.metadata import metadata, version
 
 from joma.cli import doctor
 from tests.cli.test_cli import joma
@@ -25,12 +25,28 @@ def test_it_tells_versions_extras_and_folders(tmp_path, monkeypatch):
 
 
 def test_extras_are_those_of_the_metadata(monkeypatch):
-    lines = [*requires("joma"), 'no-such-package>=1; extra == "new"', 'numpy>=99; extra == "late"']
-    monkeypatch.setattr(doctor, "requires", lambda name: lines)
+    described = metadata("joma")
+    requirements = {"new": "no-such-package>=1", "late": "numpy>=99", "elsewhere": "torch>=99"}
+    for extra, requirement in requirements.items():
+        described["Provides-Extra"] = extra
+        marker = f'extra == "{extra}"'
+        if extra == "elsewhere":
+            marker += ' and sys_platform == "plan9"'  # not for this system
+        described["Requires-Dist"] = f"{requirement}; {marker}"
+    monkeypatch.setattr(doctor, "metadata", lambda name: described)
     done = joma("doctor", check=0)  # an extra that is missing is no error
+    assert "without no-such-package (not installed)" in done.stdout
     assert "pip install 'joma[new]'" in done.stdout
+    assert "without numpy (>=99 is needed)" in done.stdout
     assert "pip install 'joma[late]'" in done.stdout
-    assert ">=99 is needed" in done.stdout
+    assert "elsewhere" not in done.stdout
+    told = json.loads(joma("doctor", "--json", check=0).stdout)
+    assert told["todo"] == []
+    assert told["extras"]["new"] == {
+        "missing": ["no-such-package (not installed)"],
+        "ok": False,
+        "command": "pip install 'joma[new]'",
+    }
 
 
 def test_a_broken_library_is_a_finding_and_not_a_traceback(monkeypatch):

@@ -1,6 +1,6 @@
 """The cache: encoded corpora by content hash, and texts from the hub; an entry is a folder that appears complete.
 
-`$JOMA_CACHE`, else `$XDG_CACHE_HOME/joma`, else `~/.cache/joma`. An entry is filled under another name and
+`$JOMA_CACHE`, else the system's folder of caches (`~/.cache/joma` on Linux). An entry is filled under another name and
 renamed when it is complete. A lock lets one process do the work while others wait for it; where a file system
 has no locks, each does it and the first one wins. Entries may be deleted at any time.
 """

@@ -1,14 +1,15 @@
-"""Where data is kept. Nothing is imported here: `joma doctor` asks even where NumPy is broken."""
+"""Where data is kept. Nothing large is imported: `joma doctor` asks even where NumPy is broken."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 
 def cache_folder() -> Path:
-    """Return the folder of all that joma caches."""
+    """Return the folder of all that joma caches: $JOMA_CACHE, or where the system keeps caches."""
     if chosen := os.environ.get("JOMA_CACHE"):
         return Path(chosen).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "joma"
+    return user_cache_path("joma", appauthor=False)

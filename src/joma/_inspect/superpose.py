@@ -14,6 +14,7 @@ import numpy as np
 from joma._checkpoints.options import CheckpointOptions
 from joma._data.packaged import described
 from joma._data.pretrained import check_tokens, encode
+from joma._extras import require
 from joma._inspect.collect import LEAST, Strongest, collect
 from joma._inspect.group import Word, contexts
 from joma._inspect.layer import Layer, cases
@@ -73,6 +74,8 @@ def superpose(
     Returns:
         The strongest contexts of every neuron, their patterns, and what the tests say of these.
     """
+    require("paper", "joma.superpose")
+
     import torch
 
     for name, value, least in (("contexts", contexts, 2), ("batch", batch, 1)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma._extras import require
 from joma._runs import Run, RunWriter, staged
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ def simulate(
     >>> bool(path.invariant().max_drift < 1e-6)  # Theorem 1
     True
     """
+    require("paper", "joma.simulate")
+
     from joma._show import plots
     from joma._show.plots import simulation
     from joma.theory import FoldedFlow, JointFlow

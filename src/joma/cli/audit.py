@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joma.cli import help
+from joma.cli.figures import save_figure, say_how_to_get_figures
 from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
 
 if TYPE_CHECKING:
@@ -92,14 +93,14 @@ def _audit(
         print_json(result.as_json())
     else:
         _show(result, out_console)
-    files = "run.json, metrics.jsonl, gathered/"
-    if (result.changes().change > 0).any():
-        from joma._show import plots
-
+    files = ["run.json", "metrics.jsonl", "gathered/"]
+    has_changes = bool((result.changes().change > 0).any())
+    if has_changes:
         assert result.path is not None  # it was given a folder
-        plots.save(result.draw(), result.path)
-        files += ", figure.svg, figure.png"
-    say(f"run: {result.path}/  ({files})", out_console)
+        files += save_figure(result.draw, result.path)
+    say(f"run: {result.path}/  ({', '.join(files)})", out_console)
+    if has_changes:
+        say_how_to_get_figures(out_console)
     if not result.ok:
         raise typer.Exit(1)
 

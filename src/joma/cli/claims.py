@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from joma._extras import require
 from joma.cli import help
 from joma.cli.maths import plain_maths
 from joma.cli.terminal import (
@@ -39,6 +40,7 @@ def _claims(
     as_json: AsJson = False,
 ) -> None:
     """Check the paper's statements: verdict, deciding number, and a control that must be rejected."""
+    require("theory", "joma claims")
     from joma.paper import claims as registry
 
     chosen = registry.get(ids) if ids else registry.claims()

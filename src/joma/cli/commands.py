@@ -71,13 +71,14 @@ arrange(
 
 def run() -> None:
     """Run the command that was typed: errors are for the user, without a traceback."""
+    from joma._extras import MissingExtra
     from joma._runs import RunError
     from joma._runs.names import harmless
 
     warnings.formatwarning = _one_line
     try:
         app()
-    except (ValueError, TypeError, RunError, OSError) as error:
+    except (ValueError, TypeError, RunError, OSError, MissingExtra) as error:
         print(
             "\n".join(harmless(line) for line in f"joma: {_sentence(error)}".splitlines()),
             file=sys.stderr,

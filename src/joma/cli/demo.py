@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from joma._extras import require
 from joma._train.settings import Settings
 from joma.cli.browser import open_page
 
@@ -40,6 +41,7 @@ def _demo(
     from joma.cli.progress import progress_bar
     from joma.cli.terminal import console, say
 
+    require("report", "joma demo")
     settings = replace(SETTINGS, seed=seed).checked()
     folder = _free(out)
     check_writable(folder, ROOM, "--out")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from joma.cli.figures import save_figure, say_how_to_get_figures
 from joma.cli.terminal import AsJson, console, print_json, print_table, say, show_number
 
 if TYPE_CHECKING:
@@ -34,18 +35,20 @@ def _forecast(
     """
     from joma._forecast.forecast import forecast
     from joma._runs import write_atomic
-    from joma._show import plots
 
+    files = []
     told = forecast(runs, lr=lr, steps=steps, layers=layers)
     table = told.table()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        plots.save(told.draw(), out)
+        files = [*save_figure(told.draw, out), "forecast.csv"]
         write_atomic(out / "forecast.csv", told.frame().to_csv(index=False))
     if as_json:
         rows = table.astype(object).where(table.notna(), None).to_dict("records")
         facts = {"lr": lr, "steps": steps, "tau": told.tau, "runs": list(told.sources)}
         print_json(facts | {"warnings": list(told.warnings), "curves": rows})
+        if out is not None:
+            say_how_to_get_figures(console(stderr=True))
         return
     screen = console()
     say(
@@ -67,7 +70,8 @@ def _forecast(
     for warning in told.warnings:
         say(f"note: {warning}", screen)
     if out is not None:
-        say(f"{out}/figure.svg, figure.png, forecast.csv", screen)
+        say(f"{out}/  ({', '.join(files)})", screen)
+        say_how_to_get_figures(screen)
 
 
 def _rows(table: pd.DataFrame) -> list[list[str]]:

@@ -28,8 +28,10 @@ def plain_maths(text: str) -> str:
 
 @cache
 def _formula(latex: str) -> str:
-    from latex2mathml.converter import convert
-
+    try:
+        from latex2mathml.converter import convert
+    except ImportError:  # of the extra `report`: without it formulas stay as they are written
+        return latex
     try:
         tree = ElementTree.fromstring(convert(latex))
     except Exception:  # a formula that it does not know stays as it is

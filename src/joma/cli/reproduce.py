@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from joma._extras import require
 from joma.cli import help
 from joma.cli.terminal import (
     UNLIMITED,
@@ -88,6 +89,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
+    require("paper", "joma reproduce")
     if list_:
         _list(as_json=as_json)
         return

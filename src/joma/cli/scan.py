@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import help
+from joma.cli.figures import save_figure, say_how_to_get_figures
 from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
 
 if TYPE_CHECKING:
@@ -176,17 +177,18 @@ def folder_name(source: str) -> str:
 
 def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None = None) -> int:
     """Print table, notes and places of the output; return how many checkpoints are incomplete."""
-    from joma._show import plots
-
     table = _ScanTable.of(result)
+    files = ["run.json", "metrics.jsonl"]
     if table.can_be_drawn:
-        plots.save(result.draw(), result.path)
+        files += save_figure(result.draw, result.path)
     if page is not None:
         from joma._show.pages.runs import report
 
         report(result.path, page)
     if as_json:
         print_json(table.as_json(result))
+        if table.can_be_drawn:
+            say_how_to_get_figures(console(stderr=True))
         return table.failed + table.partly
     table.print(out)
     for row in table.rows:
@@ -195,7 +197,8 @@ def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None =
             say(text, out, "yellow")
     table.print_remarks(result.remarks(), out)
     if table.can_be_drawn:
-        say(f"run: {result.path}/  (run.json, metrics.jsonl, figure.svg, figure.png)", out)
+        say(f"run: {result.path}/  ({', '.join(files)})", out)
+        say_how_to_get_figures(out)
     say(f"page: {page or f'joma report {shlex.quote(str(result.path))}'}", out)
     say(table.last_line(), out)
     return table.failed + table.partly

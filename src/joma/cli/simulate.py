@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from joma._extras import require
 from joma.cli import help
 from joma.cli.terminal import AsJson, console, escape, print_facts, print_json, say
 
@@ -72,6 +73,7 @@ def _simulate(
         if not list_:
             raise ValueError("which task? Give a .npz or .csv file, or one of the names above.")
         return
+    require("paper", "joma simulate")
     from joma._train.simulate import default_run
     from joma._train.simulate import simulate as run
 

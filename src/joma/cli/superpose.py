@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from joma._extras import require
 from joma.cli.terminal import AsJson, console, print_json, say
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def _superpose(
     as_json: AsJson = False,
 ) -> None:
     """Find neurons that several patterns fire, and test them: a page with their contexts, and JSON (Figure 10)."""
+    require("paper", "joma superpose")
+
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from joma._inspect.superpose import default_run, superpose

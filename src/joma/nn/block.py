@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma._attention import Attention
 from joma._suggest import unknown_name
 from joma.nn._fold import Carried, WatchedLogits, WatchedWeights
-from joma.theory.setting import Attention
 
 PATTERNS, CARRIES = ("per_query", "shared"), ("weights", "parts")
 Carry = Literal["weights", "parts"]

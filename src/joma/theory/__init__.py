@@ -1,5 +1,9 @@
 """The theory of JoMA: integrate, solve and check the paper's dynamics. NumPy and SciPy only, float64."""
 
+from joma._extras import require
+
+require("theory", "joma.theory")
+
 from joma.theory import isotropic
 from joma.theory._saliency import saliency
 from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_softmax_bounce

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from joma._extras import require
 from joma._runs import Run, RunWriter
 from joma.paper.exhibits.base import PRESETS, Exhibit, Experiment, Progress
 from joma.paper.exhibits.judgement import Judgement
@@ -149,6 +150,7 @@ def get(ids: Iterable[str]) -> list[Exhibit]:
 def _load(id: str) -> Exhibit:
     if id in _registered:
         return _registered[id]
+    require("paper", f"the exhibit {id}")
     listed = importlib.import_module(f"joma.paper.exhibits.{id}").EXHIBIT
     assert isinstance(listed, Exhibit)
     return listed
