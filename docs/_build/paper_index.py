@@ -79,7 +79,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Eqn. 8", "1 − H/L for ρ = ρ₀ = 1 − ε", "joma.theory.hierarchy.eqn8", "E8"),
         Row("Figure 5", "trees, and the order in which tokens associate", "joma.theory.HBLT joma.theory.solve_bounce", "", "fig5"),
         Row("Many classes, each with its latent", "ρ₀ is close to 1", "joma.theory.HBLT", "T5.rho0", "fig5"),
-        Row("m associates with l first, then with l′", "unless another token has picked l′ up", "joma.theory.solve_bounce joma.paper.labs.tree", "T4.order S5.root_labels S5.leaf_labels", "fig5 hierarchy"),
+        Row("m associates with l first, then with l′", "unless another token has picked l′ up", "joma.theory.solve_bounce joma.paper.labs.tree", "T4.order S5.picked_up S5.root_labels S5.leaf_labels", "fig5 hierarchy"),
         Row("The latent hierarchy is implicitly learned", "level by level", "joma.theory.CDAG joma.paper.labs.tree", "", "table1 cdag hierarchy"),
         Row("Slower, with no clear benefit in one layer", "non-salient components still grow", why="a judgement of benefit; the growth itself is F4.joint and T4.order"),
     ],

@@ -35,7 +35,7 @@ EXPECTED = {
         UNSAID,
         UNDER,
     ): "T2.correlation L3 E59.homogeneous S4.shift S4.critical S4.nonlinear_bounce S4.rank_nodes "
-    "T4.gap",
+    "T4.gap S5.picked_up",
     (DRAFT, UNDER): "CDAG.T1 CDAG.recursion",
     (DRAFT, HOLDS): "CDAG.E3",
     (OTHER, HOLDS): "GaLore.B6",
@@ -85,7 +85,7 @@ def test_each_claim_declares_mutants_and_why_some_say_the_same():
 CHEAP = (
     "A1.per_hidden_loss T1.softmax_hypothesis T2.saliency E33 E57.inverse L4 L5 L9 T4.threshold T5 T5.rho0 T5.class "
     "E8 E59.homogeneous A4.convex T3.necessary T4.gap T2.correlation S4.convex LAWS.no_go LAWS.velocity OPT.sign "
-    "OPT.adam GaLore.B6"
+    "OPT.adam S5.picked_up GaLore.B6"
 )
 
 

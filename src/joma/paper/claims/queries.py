@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from scipy.special import lambertw
 
 from joma.paper.claims._integrals import logit_part, weight_coefficient
 from joma.paper.claims._registry import Kind, Variant, claim, drift
 from joma.theory.queries import BlockFlow, BlockTrajectory
-from joma.theory.setting import Array
+from joma.theory.setting import Array, Task
 from joma.theory.tasks import random_gradients
 
 ACTIVATIONS = ("linear", "gelu", "relu", "leaky_relu")
@@ -72,7 +74,7 @@ def _queries(attention: str, variant: Variant) -> Iterator[float]:
         z = logit_part(attention, path.z)  # (T, Q, M)
         # The control takes the weights of the other convention.
         if flow.conditional != (variant == "control"):
-            weight = np.bincount(flow.query, flow.task.p)
+            weight: Array = np.bincount(flow.query, flow.task.p).astype(np.float64)
         else:
             weight = np.ones(QUERIES)
         weight = weight * np.array([variant.factor("one query"), 1.0, 1.0])
@@ -244,3 +246,125 @@ def t1_heads(variant: Variant) -> Iterator[float]:
         # v is the same for both heads: each logit counts once.
         square = variant.factor("Σ v² (shared)") * factor * (path.v[:, :TOKENS] ** 2).sum(axis=2)
         yield drift(summed - square, path.z)
+
+
+@dataclass(frozen=True)
+class _SharedToken:
+    """A token l′ that occurs with a query m and with another query m′, under exp attention.
+
+    `own` and `other` are what the node is to learn at l′ for m and for m′: finite targets, or fixed
+    gradients. With `nodes` = 2 each query has a node of its own.
+    """
+
+    own: float
+    other: float
+    # P(m′).
+    share: float = 0.5
+    loss: Literal["regression", "fixed"] = "regression"
+    nodes: int = 1
+    end: float = 300.0
+
+    def logit(self, *, is_picked_up: bool) -> float:
+        """z_m of l′ at the end; unless it is picked up, m′ sees another token in its place."""
+        x = np.zeros((4, 2))
+        x[:, 0] = (1.0, -1.0, 1.0, -1.0)  # two samples of m, two of m′
+        if not is_picked_up:
+            x[2:] = np.roll(x[2:], 1, axis=1)
+        signs = x.sum(axis=1)
+        g = np.zeros((4, self.nodes))
+        g[:2, 0] = self.own * signs[:2]
+        g[2:, -1] = self.other * signs[2:]
+        own_share = 1 - self.share
+        p = np.array([own_share, own_share, self.share, self.share]) / 2
+        task = Task(x, g, p, signed=True, loss=self.loss)
+        flow = BlockFlow(task, [0, 0, 1, 1], "exp", "linear", conditional=True)
+        v0 = 1e-4 * np.ones((2, self.nodes))
+        path = flow.integrate(self.end, v0, times=2, method="LSODA")
+        if not path.done:
+            raise ArithmeticError(path.status)
+        return float(path.z[-1, 0, 0])
+
+    def logit_at_rest(self, *, is_picked_up: bool) -> float:
+        """The same at rest in closed form, for finite targets, one node and a start near zero."""
+        own_share = 1 - self.share
+        if not is_picked_up:
+            return float(0.5 * lambertw(self.own**2 / own_share).real)
+        mean = self.own**own_share * self.other**self.share
+        return float(np.log(self.own) - 0.5 * np.log(lambertw(mean**2).real))
+
+
+# Finite targets at one node, with μ_m′ above the weight that m alone gives to l′.
+_PICKED_UP = (
+    _SharedToken(own=1.0, other=3.0),
+    _SharedToken(own=0.5, other=4.0, share=0.8),
+    _SharedToken(own=2.0, other=1.5, share=0.3),
+)
+_FIXED = _SharedToken(own=0.3, other=0.6, loss="fixed", end=1.5)
+_PICKED_UP_IN_VAIN = (
+    _SharedToken(own=3.0, other=0.5),
+    _FIXED,
+    _SharedToken(own=0.3, other=0.6, loss="fixed", nodes=2, end=1.5),
+)
+_LEAST_LOSS = 0.01
+
+
+@claim(
+    "S5.picked_up",
+    kind=Kind.UNSAID,
+    source="Section 5, after Eqn. 8",
+    statement=(
+        "The query m gradually reaches out to other tokens l′, if they have not been picked up by "
+        "other tokens m′."
+    ),
+    tolerance=-_LEAST_LOSS,
+    measures=(
+        "largest difference between z_m of l′ where m′ uses l′ and where it does not (at most "
+        "−0.01 is asked for), and under the condition the errors of both values at rest beyond "
+        "1e-6; exp attention, linear nodes: fixed gradients with one node and with two, finite "
+        "targets of m′ above and below the weight that m alone gives to l′"
+    ),
+    condition=(
+        "both queries use l′ at one node, and the target for m′ is finite and above the weight "
+        "that m alone gives to l′, μ_m′ > μ_m e^{−z_m}. Then m ends with less attention on l′. "
+        "What Section 5 adds, that higher layers see l′ merged into a latent, was not checked here"
+    ),
+    counterexample=(
+        "fixed gradients (Assumption 1), one node: v of l′ grows for m′ too, and ż_m = v E_m[g b] "
+        "with it, so m reaches out to l′ sooner. With a node for each query m′ changes nothing"
+    ),
+    control="fixed gradients at one node",
+    paper_formula=(r"$m$ reaches out to $l'$, if it has not been picked up by another token $m'$"),
+    corrected_formula=(
+        r"$z_{ml'}$ at rest falls from $\tfrac12W(\mu_m^2/P(m))$ to "
+        r"$\ln\mu_m-\tfrac12\ln W(\bar\mu^2)$, $\bar\mu=\mu_m^{P(m)}\mu_{m'}^{P(m')}$, if "
+        r"$\mu_{m'}>\mu_me^{-z_{ml'}}$"
+    ),
+    derivation=(
+        r"At rest $v\,e^{z_q}=\mu_q$ for every query that uses $l'$, and "
+        r"$\sum_qP(q)z_q=\tfrac12v^2$ (T1.queries.exp). For both, the mean of the logarithms gives "
+        r"$v\,e^{v^2/2}=\bar\mu$, so $z_m=\ln\mu_m-\tfrac12\ln W(\bar\mu^2)$; for $m$ alone "
+        r"$P(m)z_m=\tfrac12v^2$."
+    ),
+    terms=("z_m at rest",),
+    mutants={"μ_m′ × 0.3": "the target of m′ below the weight that m alone gives to l′"},
+)
+def s5_picked_up(variant: Variant) -> Iterator[float]:
+    """Compare m's logit of l′ where another query uses l′ with that where none does."""
+    below = tuple(replace(case, other=0.3 * case.own) for case in _PICKED_UP)
+    cases = variant.choose(
+        _PICKED_UP,
+        {
+            "printed": (*_PICKED_UP, *_PICKED_UP_IN_VAIN),
+            "control": (_FIXED,),
+            "μ_m′ × 0.3": below,
+        },
+    )
+    for case in cases:
+        logits = {}
+        for is_picked_up in (False, True):
+            logits[is_picked_up] = case.logit(is_picked_up=is_picked_up)
+            if case.loss == "regression":
+                at_rest = case.logit_at_rest(is_picked_up=is_picked_up)
+                error = abs(logits[is_picked_up] - variant.factor("z_m at rest") * at_rest)
+                yield error - 1e-6 - _LEAST_LOSS
+        yield logits[True] - logits[False]
