@@ -24,6 +24,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from joma._measure.gauges.kernels import (
@@ -359,11 +360,13 @@ def _finish(
     mask there are none.
     """
     entropy, logsumexp, sink_mass, nonsink = out
-    sink_mass = sink_mass.clamp(0.0, 1.0)
+    sink_mass = sink_mass.clamp_(0.0, 1.0)
+    some_visible = visible
     if can_see_nothing:
         sink_mass = torch.where(visible > 0, sink_mass, 0.0)
+        some_visible = visible.clamp(min=1)
     others = visible - (sink_mass > 0).long()  # a window may not reach the sink
-    entropy = torch.minimum(entropy.clamp(min=0.0), visible.clamp(min=1).log())
+    entropy = torch.minimum(entropy.clamp(min=0.0), some_visible.log())
     nonsink = torch.minimum(nonsink.clamp(min=0.0), others.clamp(min=1).log())
     if can_see_nothing:
         entropy = torch.where(visible > 0, entropy, 0.0)
@@ -530,9 +533,8 @@ class _Work:
         if can_be_wide and self.has_large_scores():  # saves the call in float32
             return self.in_tiles(is_wide=True)
         out, largest = self._by_kernel(others)
-        is_large = largest > LARGE_LOGSUMEXP  # (b, h)
-        if can_be_wide and bool(is_large.any()):
-            for b, h in is_large.nonzero().tolist():
+        if can_be_wide and float(largest.amax()) > LARGE_LOGSUMEXP:
+            for b, h in (largest > LARGE_LOGSUMEXP).nonzero().tolist():
                 out[:, b, h] = self._head(b, h, is_wide=True)
         return out
 
@@ -551,19 +553,22 @@ class _Work:
         if keys.shape[2]:
             averaged = keys
         centre = averaged.mean(dim=2, keepdim=True)  # (b, h, 1, d)
-        logsumexp = q.new_full(q.shape[:3], -math.inf)  # (b, h, Tq)
-        nonsink = torch.zeros_like(logsumexp)
         if keys.shape[2] and q.shape[2] > first_query:
             queries = q[:, :, first_query:]
             additive = None
             if others is not None:
                 additive = others.additive.float()
-            attended, normaliser = fused_attention(
+            attended, logsumexp = fused_attention(
                 queries, keys - centre, additive, self.is_causal, self.scale
             )
-            logsumexp[:, :, first_query:] = normaliser
-            mean_score = attended.mul_(queries).sum(dim=-1).mul_(self.scale)
-            nonsink[:, :, first_query:] = normaliser - mean_score
+            nonsink = logsumexp - attended.mul_(queries).sum(dim=-1).mul_(self.scale)
+            if first_query:
+                # The first query sees the sink only: (b, h, Tq − 1) -> (b, h, Tq).
+                logsumexp = F.pad(logsumexp, (first_query, 0), value=-math.inf)
+                nonsink = F.pad(nonsink, (first_query, 0))
+        else:
+            logsumexp = q.new_full(q.shape[:3], -math.inf)  # (b, h, Tq)
+            nonsink = torch.zeros_like(logsumexp)
         sinks = self._sink_keys(k) - centre
         if sinks.shape[2] == 1:
             # Scores at two keys, the sink and the centre, in one product.
@@ -578,7 +583,8 @@ class _Work:
             nonsink = torch.where(others.has_some, nonsink, 0.0)
         out = combined(nonsink, logsumexp, at_sink)
         out[1] += shift
-        largest = torch.where(logsumexp.isfinite(), logsumexp, 0.0).abs().amax(dim=2)
+        sizes = logsumexp.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
+        largest = sizes.amax(dim=2)
         return out.float(), largest
 
     def _sink_keys(self, k: Tensor) -> Tensor:

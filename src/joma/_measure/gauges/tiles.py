@@ -47,15 +47,21 @@ def combined(nonsink: Tensor, others: Tensor, *at_sinks: Tensor) -> Tensor:
     """
     nonsink = widened(nonsink)
     logs = widened(torch.stack([others, *at_sinks]))  # (1 + sinks, …)
+    is_absent = logs == -math.inf
     largest = logs.amax(dim=0)
-    largest = torch.where(largest == -math.inf, 0.0, largest)
-    logs = logs - largest
-    logsumexp = logs.logsumexp(dim=0)
+    largest.masked_fill_(largest == -math.inf, 0.0)
+    logs -= largest
+    # Nothing is larger than 0, so that no exponential overflows.
+    logsumexp = logs.exp().sum(dim=0).log_()
     # −ln of each share, (1 + sinks, …)
-    information = torch.where(logs == -math.inf, 0.0, logsumexp - logs)
-    shares = torch.where(logs == -math.inf, 0.0, (-information).exp())
-    entropy = (shares * information).sum(dim=0) + shares[0] * nonsink
-    return torch.stack([entropy, logsumexp + largest, shares[1:].sum(dim=0), nonsink])
+    information = (logsumexp - logs).masked_fill_(is_absent, 0.0)
+    shares = information.neg().exp_().masked_fill_(is_absent, 0.0)
+    others_share = shares[0]
+    sink_mass = shares[1]
+    if len(at_sinks) > 1:
+        sink_mass = shares[1:].sum(dim=0)
+    entropy = (shares * information).sum(dim=0).add_(others_share * nonsink)
+    return torch.stack([entropy, logsumexp.add_(largest), sink_mass, nonsink])
 
 
 def stats_of_scores(
