@@ -37,6 +37,7 @@ sys.path.insert(0, str(DOCS / "_build"))
 import contrasted  # noqa: E402
 import dataflow  # noqa: E402
 import paper_index  # noqa: E402
+import prose  # noqa: E402
 from marks import between  # noqa: E402
 
 ROWS = [row for rows in paper_index.SECTIONS.values() for row in rows]
@@ -303,6 +304,30 @@ def test_a_command_with_a_wrong_option_is_found():
             parsed(wrong.split())
 
 
+def test_start_and_guides_are_short():
+    texts = {name: prose.page_text(name) for name in (*prose.START, *prose.GUIDES)}
+    words = {name: prose.word_count(text) for name, text in texts.items()}
+    assert sum(words.values()) <= prose.MAX_WORDS
+    assert [name for name in prose.GUIDES if words[name] > prose.MAX_GUIDE_WORDS] == []
+    assert prose.mean_sentence(list(texts.values())) <= prose.MAX_SENTENCE
+
+
+def test_words_and_sentences_are_counted():
+    page = (
+        "# A title\n\nAttention is `dense`. It [falls](x.md):\n\n- to 0,\n- or back.\n\n| a | b |\n"
+    )
+    assert prose.sentence_lengths(page) == [3, 2, 2, 2]
+    assert prose.word_count(page) == 13
+    assert prose.word_count("```python\nprint(1)\n```\n") == 0
+
+
+@pytest.mark.parametrize("name", [*prose.START, *prose.GUIDES])
+def test_a_page_opens_with_what_the_reader_can_do_after_it(name):
+    assert re.match(
+        r"# .+\n\n.{0,200}?After this page you (can|know)", prose.page_text(name), re.DOTALL
+    )
+
+
 def every_option(command):
     """All options of a command and of those below it."""
     yield from (param for param in command.params if param.param_type_name == "option")
@@ -345,7 +370,10 @@ def _registries():
             registry.remove(claim.id)
     for id in set(exhibits()) - before[2]:
         remove_exhibit(id)
-    written = ("mine", "my_package", "my_package.claims", "qk_clip", "tensorboard_example", "tiled")
+    written = (
+        "mine", "my_package", "my_package.claims", "premises", "qk_clip", "small_training",
+        "tensorboard_example", "tiled",
+    )  # fmt: skip
     for name in written:
         sys.modules.pop(name, None)
 

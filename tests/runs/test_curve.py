@@ -171,7 +171,7 @@ def test_rules_that_are_said_to_be_the_same_are():
 
 
 def test_the_guide_tells_the_rule_of_the_phases():
-    guide = (Path(__file__).parents[2] / "docs/watch.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/watch-reference.md").read_text(encoding="utf-8")
     assert f"entropy fell by {ONLINE.fall} below its peak" in guide
     assert (
         f"entropy rose by {ONLINE.rise.replace('the dip', 'the deepest dip so far')} above its trough"

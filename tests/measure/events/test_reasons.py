@@ -18,7 +18,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 def table() -> dict[str, tuple[str, str]]:
     """Code -> meaning and advice, as the documentation has them."""
-    page = (ROOT / "docs" / "watch.md").read_text()
+    page = (ROOT / "docs" / "watch-reference.md").read_text()
     section = page.split("## Codes\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \| (.+) \|$", section, flags=re.MULTILINE)
     return {code: (meaning, advice) for code, meaning, advice in rows}

@@ -1,4 +1,4 @@
-"""The recipe of docs/watch.md: QK-clip, driven by the largest logits that a watch measures."""
+"""The recipe of docs/watch-reference.md: QK-clip, driven by the largest logits that a watch measures."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch.nn import functional
 import joma
 from tests.measure.watch.models import VOCABULARY, HandWrittenGPT
 
-PAGE = Path(__file__).parents[3] / "docs" / "watch.md"
+PAGE = Path(__file__).parents[3] / "docs" / "watch-reference.md"
 
 
 class GPT(HandWrittenGPT):
