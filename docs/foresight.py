@@ -37,7 +37,7 @@ from joma._show.plots import panels as p
 from joma._train.settings import Settings
 from joma._train.sweep import RunEnd, sweep
 from joma.paper.exhibits._curves import deep
-from joma.paper.recorded import FOLDER as RECORDED
+from joma.paper.records import FOLDER as RECORDED
 
 DOCS = Path(__file__).parent
 Key = tuple[int, float, int]  # layers, lr, the authors' seed

@@ -13,16 +13,14 @@ import shutil
 import sys
 from pathlib import Path
 
+from joma import Run
 from joma._show.pages.plot import plot
 from joma._train.simulate import simulate
 from joma.paper.claims import check, claims
-from joma.paper.exhibits import ORDER, exhibits
-from joma.paper.exhibits.making import load_verdict
-from joma.paper.exhibits.runner import Runner
-from joma.paper.recorded import recorded
+from joma.paper.exhibits import exhibits
+from joma.paper.exhibits.runner import Entry, ExhibitObserver, Runner
 
 ROOT = Path(__file__).parent.parent
-SENTENCE = 240  # characters of a summary in the guide
 PARTS = ["architecture", "demo", "pictures", "reading", "claims", "tables"]
 sys.path.insert(0, str(ROOT / "docs/_build"))
 
@@ -33,8 +31,15 @@ import demo_pictures  # noqa: E402
 import imports  # noqa: E402
 import paper_index  # noqa: E402
 import reading  # noqa: E402
-from claim_pages import cell  # noqa: E402
+import results  # noqa: E402
 from marks import between  # noqa: E402
+
+
+class Printed(ExhibitObserver):
+    """Print each exhibit that is done."""
+
+    def finished(self, entry: Entry) -> None:  # noqa: D102
+        print(entry.id, entry.verdict, flush=True)
 
 
 def pictures(folder: Path, keep: bool) -> None:
@@ -45,18 +50,17 @@ def pictures(folder: Path, keep: bool) -> None:
         all_exhibits,
         out=folder,
         force=not keep,
-        finished=lambda job: print(job.id, job.verdict, flush=True),
+        observer=Printed(),
     )
     for outcome in runner.run().outcomes:
         if outcome.error:
             raise SystemExit(f"{outcome.exhibit.id}: {outcome.error}")
-        shutil.copy(
-            outcome.path / "figure.png", ROOT / "docs/figures" / f"{outcome.exhibit.id}.png"
-        )
-    trained = max(
-        (folder / "language-runs").glob("*layers=2,*"), key=lambda path: path.stat().st_mtime
-    )
-    plot(trained, folder / "watch-figure")
+        if outcome.has_run:
+            target = ROOT / "docs/figures" / f"{outcome.exhibit.id}.png"
+            shutil.copy(outcome.path / "figure.png", target)
+    members = [Run(path) for path in Run(folder / "fig6").members]
+    trained = next(run for run in members if run.info["config"]["layers"] == 2)
+    plot(trained.path, folder / "watch-figure")
     shutil.copy(folder / "watch-figure/figure.png", ROOT / "docs/figures/watch.png")
     simulate(
         "smooth-classes",
@@ -102,22 +106,20 @@ def architecture() -> None:
 
 def claim_tables(folder: Path) -> None:
     """Claims, errata and the index of the paper."""
-    results = [check(claim) for claim in claims()]
-    if wrong := [r.id for r in results if not r.ok]:
+    checked = [check(claim) for claim in claims()]
+    wrong = [result.id for result in checked if not result.ok]
+    if wrong:
         raise SystemExit(f"not written, since these claims are in error: {', '.join(wrong)}")
-    (ROOT / "docs/claims.md").write_text(claim_pages.full_table(results))
-    (ROOT / "docs/errata.md").write_text(claim_pages.errata(results))
-    (ROOT / "docs/galore.md").write_text(claim_pages.galore(results))
+    (ROOT / "docs/claims.md").write_text(claim_pages.full_table(checked))
+    (ROOT / "docs/errata.md").write_text(claim_pages.errata(checked))
+    (ROOT / "docs/galore.md").write_text(claim_pages.galore(checked))
     index = ROOT / "docs/paper-index.md"
-    # an exhibit that is not in the folder keeps the verdict that the page has
-    exhibits = dict(re.findall(r"`joma reproduce (\w+)`: ([a-z ]+)", index.read_text()))
-    exhibits = {id: verdict.strip() for id, verdict in exhibits.items()}
-    exhibits |= {
-        id: load_verdict(folder / id).verdict
-        for id in ORDER
-        if (folder / id / "verdict.json").exists()
-    }
-    index.write_text(paper_index.page({r.id: r.verdict for r in results}, exhibits))
+    # An exhibit that would have to be computed keeps the verdict that the page has.
+    verdicts = dict(re.findall(r"`joma reproduce (\w+)`: (.+?)(?=<br>| \|)", index.read_text()))
+    for id, finding in results.findings(folder).items():
+        if finding is not None:
+            verdicts[id] = finding.judgement.verdict
+    index.write_text(paper_index.page({one.id: one.verdict for one in checked}, verdicts))
 
 
 def theory_table() -> None:
@@ -128,80 +130,13 @@ def theory_table() -> None:
 
 def tables(folder: Path) -> None:
     """The guide to the exhibits, and their results."""
+    findings = results.findings(folder)
     guide = ROOT / "docs/reproduce.md"
-    guide.write_text(between(guide.read_text(), "exhibits", exhibit_sections(folder)))
+    text = guide.read_text()
+    guide.write_text(between(text, "exhibits", results.sections(findings, text)))
     page = ROOT / "docs/results.md"
-    page.write_text(between(page.read_text(), "results", results_table(folder, page.read_text())))
-
-
-def results_table(folder: Path, page: str) -> str:
-    """What the default preset gave, beside what a longer run did; exhibits not in ``folder`` keep what the page has."""
-    there = {
-        row[1]: row[0].split(" | ")[2:5]
-        for row in re.findall(r"^(\| `(\w+)` \| .*) \|$", page, flags=re.M)
-    }
-    lines = [
-        "| exhibit | the paper says | its number | default | measured | longer | measured | date | core-minutes |",
-        "|---|---|---|---|---|---|---|---|--:|",
-    ]
-    for id, exhibit in exhibits().items():
-        if (folder / id / "verdict.json").exists():
-            made = load_verdict(folder / id)
-            there[id] = [cell(exhibit.paper), made.verdict, cell(made.measured)]
-        longer = [""] * 4
-        if (record := recorded(id)) is not None:
-            told = record.judgement
-            minutes = "" if record.core_minutes is None else f"{record.core_minutes:g}"
-            longer = [told.verdict, cell(told.measured), record.day, minutes]
-        if id in there:
-            lines.append(
-                " | ".join([f"| `{id}`", cell(exhibit.statement), *there[id], *longer]) + " |"
-            )
-    return "\n".join(lines)
-
-
-def sentence(summary: str) -> str:
-    """Return a summary as one sentence: its conclusion, or as many of its clauses as are easily read.
-
-    >>> sentence("pairs: Laplace; none: Gaussian. So: under heavy tails")
-    'Under heavy tails.'
-    """
-    _, concluded, conclusion = summary.rpartition(". So: ")
-    text = conclusion if concluded else summary
-    clauses = text.split("; ")
-    shown = clauses[0]
-    for clause in clauses[1:]:
-        if len(shown) + len(clause) > SENTENCE:
-            break
-        shown = f"{shown}; {clause}"
-    return f"{shown[:1].upper()}{shown[1:]}".rstrip(".") + "."
-
-
-def exhibit_sections(folder: Path) -> str:
-    """The part of docs/reproduce.md that shows each exhibit."""
-    lines = []
-    for id, exhibit in exhibits().items():
-        lines += [
-            "",
-            f"### {exhibit.title}",
-            "",
-            f"`joma reproduce {id}`. *{exhibit.statement}*",
-            "",
-        ]
-        is_recorded = exhibit.experiment.is_recorded
-        if (folder / id / "verdict.json").exists() and not is_recorded:
-            verdict = load_verdict(folder / id)
-            lines += [f"**Default: {verdict.verdict}.** {sentence(verdict.summary)}", ""]
-        record = recorded(id)
-        if record is not None:
-            name = "Recorded" if is_recorded else "Longer run"
-            judgement = record.judgement
-            lines += [
-                f"**{name}: {judgement.verdict}.** {sentence(judgement.summary)} (`{record.preset}`, {record.day})",
-                "",
-            ]
-        lines.append(f"![{exhibit.title}](figures/{id}.png)")
-    return "\n".join([*lines, ""])
+    text = page.read_text()
+    page.write_text(between(text, "results", results.table(findings, text)))
 
 
 if __name__ == "__main__":

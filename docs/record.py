@@ -30,8 +30,8 @@ import psutil
 
 from joma._runs import write_json
 from joma._runs.lock import take
-from joma.paper.recorded import FOLDER as RECORDED
 from joma.paper.recorded import FORMAT
+from joma.paper.records import FOLDER as RECORDED
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

@@ -8,7 +8,7 @@ import pytest
 
 from joma.paper.claims import claims, get
 from joma.paper.exhibits import exhibits
-from joma.paper.recorded import FOLDER
+from joma.paper.records import FOLDER
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -131,31 +131,67 @@ def test_with_another_torch_a_disagreement_is_not_an_error(
     assert "not comparable (code; other versions of torch or NumPy)" in out
 
 
-@pytest.mark.parametrize("content", [b"no zip", None])
 def test_a_record_that_cannot_be_read_is_the_error_of_its_exhibit_alone(
-    registered, tmp_path, monkeypatch, capsys, content
+    registered, tmp_path, monkeypatch, capsys
 ):
-    if content is None:
-        registered.unlink()
-    else:
-        registered.write_bytes(content)
+    registered.write_bytes(b"no zip")
     code, out, _ = command(monkeypatch, capsys, "decay", "growth", "--out", tmp_path / "out")
     assert code == 1
-    reason = (
-        "decay has no record in this installation" if content is None else "decay.zip is damaged"
-    )
-    assert reason in out
+    assert "decay.zip is damaged" in out
     assert out.splitlines()[-1].startswith("2 statements: 1 holds; 1 could not be made (decay); ")
     assert not (tmp_path / "out/decay").exists()
     assert (tmp_path / "out/growth/verdict.json").exists()
-    assert reason in (tmp_path / "out/report.html").read_text()
+    assert "decay.zip is damaged" in (tmp_path / "out/report.html").read_text()
+
+
+def test_without_record_and_computation_an_exhibit_is_inconclusive_and_nothing_is_drawn(
+    registered, tmp_path, monkeypatch, capsys
+):
+    registered.unlink()
+    code, out, _ = command(monkeypatch, capsys, "decay", "growth", "--out", tmp_path / "out")
+    assert code == 0
+    assert "no record of a longer run" in out
+    assert "What would decide it: joma reproduce decay --preset laptop" in out
+    assert "2 statements: 1 holds; 1 is inconclusive (decay); " in out.splitlines()[-1]
+    assert not (tmp_path / "out/decay").exists()
+    page = (tmp_path / "out/report.html").read_text()
+    section = re.search(r'<section id="decay".*?</section>', page, flags=re.DOTALL)[0]
+    assert "Inconclusive: Decay</h2>" in section
+    assert "joma reproduce decay --preset laptop" in section
+    assert "<figure" not in section
+    # --force has nothing to make either.
+    code, out, _ = command(monkeypatch, capsys, "decay", "--force", "--out", tmp_path / "out")
+    assert code == 0
+    assert not (tmp_path / "out/decay").exists()
+
+
+def test_a_record_that_is_dropped_into_the_folder_is_shown_instead_of_a_computation(
+    registered, tmp_path
+):
+    """A record decides what is shown, also of an exhibit that minutes of computing decide."""
+    make_record(RECORDED, tmp_path / "runs", tmp_path / "elsewhere")
+    growth = dataclasses.replace(
+        COMPUTED.experiment, settings={"default": {"steps": 3, "scale": -1.0}}
+    )
+    index._registered["decay"] = dataclasses.replace(RECORDED, experiment=growth)
+    shown = joma.reproduce("decay", tmp_path / "out").outcomes[0]
+    assert shown.recorded == load("decay").origin
+    assert len(joma.Run(shown.path).frame()) == 50
+    # Settings of one's own are computed.
+    changed = joma.reproduce("decay", tmp_path / "changed", settings={"steps": 4}).outcomes[0]
+    assert changed.recorded == ""
+    assert len(joma.Run(changed.path).frame()) == 4
+    registered.unlink()
+    computed = joma.reproduce("decay", tmp_path / "computed").outcomes[0]
+    assert computed.recorded == ""
+    assert len(joma.Run(computed.path).frame()) == 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--preset", "lapptop"], "unknown preset 'lapptop'. Did you mean 'laptop'"),
-        (["--set", "steps=3"], "decay shows its record at the preset default"),
+        (["--set", "steps=3"], "decay is not computed at the preset default"),
         (["--set", "stesp=3", "--preset", "laptop"], "Did you mean 'steps'"),
         (["--seed", "-1"], "the seed must be a whole number of at least 0"),
     ],

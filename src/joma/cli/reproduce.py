@@ -218,7 +218,7 @@ def _as_json(reproduction: Reproduction) -> dict[str, Any]:
         }
         if outcome.verdict is not None:
             row |= outcome.verdict.as_dict()
-            row["would_decide"] = exhibit.would_decide_it(outcome.verdict.verdict)
+            row["would_decide"] = outcome.would_decide
         row["error"] = outcome.error
         row["recorded"] = outcome.recorded
         row["checks"] = [asdict(check) for check in outcome.checks]
@@ -297,9 +297,8 @@ def _cells(outcome: ExhibitOutcome) -> tuple[str, str]:
     if judgement is None:
         return "error", outcome.error or ""
     parts = [judgement.measured]
-    would_decide = outcome.exhibit.would_decide_it(judgement.verdict)
-    if would_decide:
-        parts.append(f"What would decide it: {would_decide}")
+    if outcome.would_decide:
+        parts.append(f"What would decide it: {outcome.would_decide}")
     if outcome.recorded:
         parts.append(record_line(outcome.recorded, outcome.checks))
     return judgement.verdict, ". ".join(parts)

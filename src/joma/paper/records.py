@@ -108,12 +108,17 @@ class ExhibitRecord:
         return _unpack(self.path, f"slices/{name}/", folder)
 
 
+def path_of(exhibit: str, folder: Path = FOLDER) -> Path:
+    """Return where the record of an exhibit is, or would be."""
+    return folder / f"{exhibit}.zip"
+
+
 def load(exhibit: str, folder: Path = FOLDER) -> ExhibitRecord | None:
     """Return the record of an exhibit, or None if there is none.
 
     Raises `DamagedRecord` for a file that cannot be read or that has another format.
     """
-    path = folder / f"{exhibit}.zip"
+    path = path_of(exhibit, folder)
     if not path.exists():
         return None
     try:
@@ -179,7 +184,7 @@ def pack(
     for name, (_, short_run) in slices.items():
         if short_run is not None:
             members |= _members(f"slices/{name}", short_run)
-    path = folder / f"{config['exhibit']}.zip"
+    path = path_of(config["exhibit"], folder)
     _write_archive(path, members)
     if path.stat().st_size > LARGEST:
         raise ValueError(

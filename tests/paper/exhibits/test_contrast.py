@@ -14,8 +14,9 @@ from joma.paper.exhibits.judgement import render
 from joma.paper.exhibits.table1 import NOISY, TREND, noisy_numbers, noisy_table, trend_numbers
 
 TINY = {
-    "contrast": contrast.SETTINGS["default"]
+    "contrast": contrast.CODE_SLICE
     | {
+        "data": "pydoc",
         "biases": [0.0],
         "mixture_end": 3.0,
         "exp_end": 3.0,

@@ -34,20 +34,13 @@ EXPECTED = {
     "fig9": "holds under a condition",
     "fig5": "holds",
     "cdag": "inconclusive",
-    "table1": "inconclusive",
 }
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     out = tmp_path_factory.mktemp("exhibits")
-    with pytest.MonkeyPatch.context() as patch:
-        small = {
-            "columns": 2,
-            "noisy": {"rho": [0.9], "seeds": 1, "steps": 2},
-        }  # its columns are alike
-        patch.setitem(table1.SETTINGS, "default", {**table1.SETTINGS["default"], **small})
-        return {exhibit.id: make_exhibit(exhibit, out=out) for exhibit in get(EXPECTED)}
+    return {exhibit.id: make_exhibit(exhibit, out=out) for exhibit in get(EXPECTED)}
 
 
 @pytest.mark.parametrize("id", EXPECTED)

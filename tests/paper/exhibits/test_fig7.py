@@ -130,9 +130,9 @@ def test_end_to_end_from_files(tmp_path, monkeypatch):
         "steps": 9,
         "warmup": 2,
     }
-    settings = {**fig7.SETTINGS["default"], "series": small, "tokens": 128, "length": 16}
-    monkeypatch.setitem(fig7.SETTINGS, "default", settings)
-    outcome = make_exhibit(get(["fig7"])[0], out=tmp_path / "out")
+    settings = {**fig7.CODE_SLICE, "series": small, "data": "pydoc", "tokens": 128, "length": 16}
+    monkeypatch.setitem(fig7.SETTINGS, "laptop", settings)
+    outcome = make_exhibit(get(["fig7"])[0], "laptop", tmp_path / "out")
     assert outcome.verdict is not None
     frame = Run(outcome.path).frame("stable_rank")
     assert sorted(set(frame.step)) == [0, 1, 2, 4, 8, 9]

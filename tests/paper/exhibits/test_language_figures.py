@@ -249,8 +249,8 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     data = {"fig6": ["pydoc"], "fig8": "pydoc"}[name]
     tiny = {**module.CODE_SLICE, "data": data, "steps": steps[10], "every": 5, "vocabulary": 200}
     tiny["lr"] = 1e-8 if name == "fig6" else [1e-9, 1e-8]
-    monkeypatch.setitem(module.SETTINGS, "default", tiny)
-    outcome = make_exhibit(get([name])[0], out=tmp_path)
+    monkeypatch.setitem(module.SETTINGS, "laptop", tiny)
+    outcome = make_exhibit(get([name])[0], "laptop", tmp_path)
     assert outcome.verdict.verdict == "inconclusive"  # a toy corpus
     assert (outcome.path / "figure.svg").stat().st_size > 5_000
     runs = tmp_path / "language-runs"
@@ -260,15 +260,15 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     assert made
     monkeypatch.setattr("joma._show.plots.save", lambda chart, folder: None)
     shutil.rmtree(outcome.path)
-    again = make_exhibit(get([name])[0], out=tmp_path)  # the runs are there: only drawn and judged
+    # The runs are there: only drawn and judged.
+    again = make_exhibit(get([name])[0], "laptop", tmp_path)
     assert again.verdict == outcome.verdict
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
     (runs / "notes").mkdir()
-    monkeypatch.setitem(module.SETTINGS, "laptop", {**tiny, "steps": steps[6], "vocabulary": 150})
-    other = make_exhibit(
-        get([name])[0], "laptop", out=tmp_path, force=True
-    )  # not taken from the other preset
+    monkeypatch.setitem(module.SETTINGS, "paper", {**tiny, "steps": steps[6], "vocabulary": 150})
+    # Not taken from the other preset.
+    other = make_exhibit(get([name])[0], "paper", tmp_path, force=True)
     assert Run(other.path).frame("valid_loss").step.max() == 6
     assert not any(path.exists() for path in made)  # force makes the runs again, too
     assert (runs / "notes").exists()  # what is no run stays

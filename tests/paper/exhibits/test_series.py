@@ -136,8 +136,8 @@ def made(tiny, cache, tmp_path_factory):
     text.write_text(" ".join(words))
     for module in (fig10, embeddings):
         small = {"series": TINY, "data": str(text), "tokens": 3000, "shuffles": 3, "sample": 500}
-        cache.setitem(module.SETTINGS, "default", {k: small[k] for k in module.SETTINGS["default"]})
-    return {id: make_exhibit(get([id])[0], out=out) for id in ("fig10", "embeddings")}
+        cache.setitem(module.SETTINGS, "laptop", {key: small[key] for key in module.CODE_SLICE})
+    return {id: make_exhibit(get([id])[0], "laptop", out) for id in ("fig10", "embeddings")}
 
 
 @pytest.mark.parametrize("id", ["fig10", "embeddings"])
@@ -203,8 +203,8 @@ def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypat
     monkeypatch.setenv("JOMA_MODELS", str(tmp_path))
     text = str(made["fig10"].path.parent / "text.txt")
     settings = {"models": ["some/one", "some/two"], "data": text, "tokens": 2000, "shuffles": 2}
-    monkeypatch.setitem(fig10.SETTINGS, "default", settings)
-    path = make_exhibit(get(["fig10"])[0], out=tmp_path / "out").path
+    monkeypatch.setitem(fig10.SETTINGS, "laptop", settings)
+    path = make_exhibit(get(["fig10"])[0], "laptop", tmp_path / "out").path
     examples = json.loads((path / "examples.json").read_text())["models"]
     assert list(examples) == ["some/one", "some/two"]
     assert all(shown["neurons"] for shown in examples.values())

@@ -68,9 +68,9 @@ def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
         "steps": 9,
         "warmup": 2,
     }
-    settings = {**sinks.SETTINGS["default"], "series": small, "tokens": 128, "length": 16}
-    monkeypatch.setitem(sinks.SETTINGS, "default", settings)
-    outcome = make_exhibit(get(["sinks"])[0], out=tmp_path / "out")
+    settings = {**sinks.CODE_SLICE, "series": small, "data": "pydoc", "tokens": 128, "length": 16}
+    monkeypatch.setitem(sinks.SETTINGS, "laptop", settings)
+    outcome = make_exhibit(get(["sinks"])[0], "laptop", tmp_path / "out")
     assert outcome.verdict is not None
     assert outcome.verdict.verdict == "inconclusive"
     from joma._checkpoints.options import CheckpointOptions

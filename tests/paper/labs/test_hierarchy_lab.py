@@ -367,10 +367,10 @@ def small(tmp_path_factory):
     patch, noisy = pytest.MonkeyPatch(), {"rho": [0.9], "seeds": 1, "steps": 2}
     patch.setitem(
         table1.SETTINGS,
-        "default",
+        "laptop",
         {"columns": 2, "seeds": 2, "d": 16, "steps": 20, "lr": [1e-3], "noisy": noisy},
     )
-    yield make_exhibit(get(["table1"])[0], out=tmp_path_factory.mktemp("table1"))
+    yield make_exhibit(get(["table1"])[0], "laptop", tmp_path_factory.mktemp("table1"))
     patch.undo()
 
 

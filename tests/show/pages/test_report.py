@@ -43,7 +43,7 @@ from joma.paper.exhibits import exhibits, get, make_exhibit
 from joma.paper.exhibits.base import packaged_model
 from joma.paper.exhibits.choices import with_settings
 from joma.paper.exhibits.runner import Runner
-from joma.paper.recorded import recorded, records
+from joma.paper.recorded import longer_run
 from joma.paper.verdict import Verdict
 
 from .pages import HOSTILE, watch_run
@@ -589,7 +589,7 @@ def test_independent_colours_have_switches_of_their_own():
 def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("joma.paper.recorded.recorded", lambda id: None)
+    monkeypatch.setattr("joma.paper.recorded.longer_run", lambda id: None)
     exhibit = replace(get(["fig3"])[0], would_decide="a <larger> model", revised="it was judged")
     outcome = make_exhibit(exhibit, out=tmp_path)
     stored = json.loads((outcome.path / "verdict.json").read_text())
@@ -623,8 +623,9 @@ def test_only_what_the_paper_states_counts_as_the_papers(tmp_path):
     assert with_settings(get(["fig3"])[0], "default", ["times=20"]).is_from_paper
 
 
-def test_the_recorded_verdicts_on_one_packaged_model_are_these():
-    resting = {record.exhibit for record in records() if packaged_model(record.settings)}
+def test_the_verdicts_on_one_packaged_model_are_these():
+    settings = {id: exhibit.experiment.settings["laptop"] for id, exhibit in exhibits().items()}
+    resting = {id for id, chosen in settings.items() if packaged_model(chosen)}
     assert resting == {"embeddings", "sinks", "fig10"}
 
 
@@ -632,12 +633,12 @@ def test_the_section_of_an_exhibit_is_headed_by_the_run_that_its_figure_shows(ma
     stored = json.loads((made / "fig3/verdict.json").read_text())
     (made / "fig3/verdict.json").write_text(json.dumps(stored | {"verdict": "fails"}))
     text = report([made], made / "again.html").read_text()
-    assert recorded("fig3").judgement.verdict is Verdict.HOLDS  # the longer run has no say
+    assert longer_run("fig3").verdict is Verdict.HOLDS  # the longer run has no say
     heading = re.search(r'<h2 id="fig3-title">(.*?)</h2>', text)[1]
     assert heading == get(["fig3"])[0].message(Verdict.FAILS)
     rows = re.search(r'<dl class="outcome">(.*?)</dl>', text, flags=re.S)[1]
     assert f"<dt>Measured</dt><dd>{stored['measured']}</dd>" in rows
-    assert "<dt>A longer run</dt>" in rows
+    assert "<dt>A longer run found</dt>" in rows
     assert "<dt>Rests on</dt><dd>this run: preset default, seed 0" in rows
 
 

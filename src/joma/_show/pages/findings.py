@@ -65,6 +65,7 @@ class Shown:
     folder: Path
     judgement: Judgement | None  # None if it was not made
     settings: Mapping[str, Any] = field(default_factory=dict)
+    has_run: bool = True  # False if the judgement rests on no run
 
     @property
     def verdict(self) -> Verdict:
@@ -146,7 +147,8 @@ def findings_section(
 def findings(page: Page, exhibits: Sequence[Shown]) -> list[PageFinding]:
     """Return the findings of the exhibits at hand: those with a verdict before those without."""
     by_id = {one.exhibit.id: one for one in exhibits if one.exhibit.is_jomas}
-    present = [by_id[id] for id in SENTENCES if id in by_id and by_id[id].judgement is not None]
+    drawn = {id: one for id, one in by_id.items() if one.judgement is not None and one.has_run}
+    present = [drawn[id] for id in SENTENCES if id in drawn]
     decided = [one for one in present if one.verdict not in UNDECIDED]
     open_ones = [one for one in present if one.verdict is Verdict.INCONCLUSIVE]
     first = [*decided, *open_ones][:MOST_FINDINGS]

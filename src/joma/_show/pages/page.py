@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -22,7 +21,6 @@ from joma._show.pages.place import PAPER, mark_of
 from joma._show.pages.render import TONE, render
 from joma._show.pages.typeset import markdown_table
 from joma._show.plots.style import stored_drawing
-from joma.paper.records import DamagedRecord
 
 if TYPE_CHECKING:
     from joma.paper.claims import Result
@@ -67,17 +65,25 @@ def write_report(
     all_shown: list[Shown] = []
     sections = [_explorer(page)]
     for item in exhibits:
+        undrawn = None
         if isinstance(item, Exhibit):
             exhibit = item
             error = _complaint(out, item.id)
         else:
             exhibit = item.exhibit
             error = item.error
+            if not item.has_run:
+                undrawn = item
             # An old error is not shown for what has been made since.
             if error is None and item.verdict is None:
                 error = _complaint(out, exhibit.id)
         id = page.id(exhibit.id)
-        one, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error, id=id)
+        if undrawn is not None:
+            one, section = undrawn_section(page, undrawn, id)
+        else:
+            one, section = exhibit_section(
+                page, exhibit, out / exhibit.id, preset, seed, error, id=id
+            )
         all_shown.append(one)
         sections.append(section)
     if claims_error or claims is not None:
@@ -135,25 +141,23 @@ def exhibit_section(
     """
     from joma.paper.exhibits.base import FRESH_SEED
     from joma.paper.exhibits.making import load_checks, load_verdict
-    from joma.paper.recorded import recorded
+    from joma.paper.recorded import longer_run
 
     addition = ""
     if label:
         addition = f" ({label})"
     title = exhibit.title + addition
     is_left = (folder / "verdict.json").exists()
-    judgement = run = provenance = record = None
+    judgement = run = provenance = longer = None
     settings: dict[str, Any] = {}
     if is_left and not error:
         judgement = load_verdict(folder)
         run = Run(folder)
         settings = run.info["config"]["settings"]
         provenance = run.info.get("record")
-        if provenance is None:
-            # An exhibit that shows its record has no second one next to it.
-            # A damaged record is the error of the exhibit that shows it.
-            with suppress(DamagedRecord):
-                record = recorded(exhibit.id)
+        longer = longer_run(exhibit.id)
+        if longer is not None and longer.preset == run.info["config"]["preset"]:
+            longer = None
     one = Shown(exhibit, id, folder, judgement, settings)
     page.contents.append((id, title, TONE[one.verdict]))
     common = {
@@ -163,7 +167,7 @@ def exhibit_section(
         "exhibit": exhibit,
         "shown": one,
         "verdict": judgement,
-        "recorded": record,
+        "longer": longer,
         "provenance": provenance,
         "checks": load_checks(folder),
         "would_decide": exhibit.would_decide_it(one.verdict),
@@ -212,6 +216,24 @@ def exhibit_section(
         numbers=json.dumps(judgement.numbers, indent=2, ensure_ascii=False),
         fresh_seed=FRESH_SEED,
     )
+
+
+def undrawn_section(page: Page, outcome: ExhibitOutcome, id: str) -> tuple[Shown, str]:
+    """Return an exhibit that has neither a record nor a computation: what would decide it, and no figure."""
+    from joma.paper.recorded import longer_run
+
+    exhibit = outcome.exhibit
+    one = Shown(exhibit, id, outcome.path, outcome.verdict, has_run=False)
+    page.contents.append((id, exhibit.title, TONE[one.verdict]))
+    section = render(
+        "undrawn.html",
+        id=id,
+        exhibit=exhibit,
+        heading=one.message,
+        outcome=outcome,
+        longer=longer_run(exhibit.id),
+    )
+    return one, section
 
 
 def versions(run: Run) -> dict[str, str]:

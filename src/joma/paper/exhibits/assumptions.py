@@ -29,7 +29,6 @@ from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"data": "pydoc", "vocabulary": 500, "steps": 300, "every": 30, "lr": 1e-3, "layers": 2, "width": 100},
     "laptop": {"data": "wikitext-2", "vocabulary": 2000, "steps": 3000, "every": 100, "lr": 3e-4, "layers": 2,
                "width": 200},
     "paper": {"data": "wikitext-2", "vocabulary": None, "steps": 15_000, "every": 100, "lr": 1e-4, "layers": 2,

@@ -30,8 +30,8 @@ def with_settings(exhibit: Exhibit, preset: str, texts: Iterable[str]) -> Exhibi
     experiment = exhibit.experiment
     if preset not in experiment.settings:
         raise ValueError(
-            f"--set: {exhibit.id} shows its record at the preset {preset}, which has no settings to "
-            "change: choose --preset laptop or paper"
+            f"--set: {exhibit.id} is not computed at the preset {preset}, which has no settings to "
+            f"change: choose --preset {' or '.join(experiment.settings)}"
         )
     texts = list(texts)
     chosen = choose(experiment.settings, preset, texts)

@@ -83,10 +83,6 @@ def fate(by_rate: Runs, apart: Apart, key: Key) -> str:
 # per kind of optimiser: rates on the clock, which momentum divides by (1 − β); the last is too fast and not judged.
 # steps: of Adam, at least; other_layers: the depths at which SGD and momentum are trained, too
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"data": TOY, "vocabulary": 1000, "layers": [1], "other_layers": [1], "seeds": 2, "points": 40, "steps": 0,
-              "rates": {"adam": [1e-3, 2e-3, 1.6e-2], "sgd": [1.0, 2.0, 8.0], "momentum": [1.0, 2.0]},
-              "tau": {"adam": 0.6, "sgd": 200.0, "momentum": 200.0},
-              "every": 1, "valid_windows": 4, "valid_every": 0, **PLAIN},
     "laptop": GRID | {"other_layers": [1, 2],
                       "rates": {"adam": [1e-4, 3e-4, 1e-3], "sgd": [0.5, 1.0, 4.0], "momentum": [0.5, 1.0]},
                       "tau": {"adam": GRID["tau"], "sgd": 400.0, "momentum": 400.0}},

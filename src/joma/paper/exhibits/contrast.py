@@ -75,17 +75,6 @@ FEW = {
     "softmax_end": 30.0,
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": LANGUAGE
-    | FEW
-    | {
-        "data": "pydoc",
-        "vocabulary": 500,
-        "lr": 1e-3,
-        "steps": 100,
-        "seeds": 1,
-        "every": 10,
-        "valid_every": 0,
-    },
     "laptop": REGIMES | LANGUAGE,
     "paper": REGIMES
     | {"mixture_seeds": 100, "label_seeds": 50, "mixture_end": 150.0}

@@ -45,7 +45,6 @@ PYTHIA = [
     143000,
 ]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"series": {}, "data": "pydoc", "sample": 4096},
     "laptop": {"model": "smollm2", "steps": [0], "data": "wikitext-2", "sample": 8192},
     "paper": {
         "model": "EleutherAI/pythia-1.4b",

@@ -179,7 +179,6 @@ def fired_by_both(
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"series": {}, "data": "pydoc", "tokens": 100_000, "shuffles": 20},
     "laptop": {"models": ["smollm2"], "data": "wikitext-2", "tokens": 60_000, "shuffles": 20},
     "paper": {
         "models": ["EleutherAI/pythia-160m", "EleutherAI/pythia-70m"],

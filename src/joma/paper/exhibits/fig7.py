@@ -67,8 +67,6 @@ def in_words(curve: Curve) -> str:
 AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
 OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096,
-              "length": 64},
     "laptop": {"models": {"smollm2": None, OWN: None},  # ours has three million parameters
                "series": {"data": "wikitext-2", "vocabulary": 2048, "layers": 6, "d": 192, "heads": 6, "length": 64,
                           "steps": 3000, "lr": 1e-3, "warmup": 100},

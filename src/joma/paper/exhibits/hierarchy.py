@@ -29,15 +29,6 @@ from joma.paper.labs.tree import Lesson, Objective, TreeSettings, follow
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {
-        "objectives": ["class", "token"],
-        "rho": [0.9],
-        "layers": [1],
-        "lr": [3e-3],
-        "seeds": 6,
-        "width": 32,
-        "steps": 200,
-    },
     "laptop": {
         "objectives": ["class", "token"],
         "rho": [0.7, 0.9],

@@ -1,6 +1,13 @@
 """Make one exhibit: run, draw and judge it, or show its record.
 
 `plan` works out once what decides an exhibit, its fingerprint included; everything else takes the plan.
+There are three cases:
+
+- At the default preset, an exhibit with a record shows it: its data are judged and drawn anew, and its
+  slices are computed again.
+- An exhibit with settings for the preset is computed.
+- An exhibit with neither is inconclusive, and nothing is written.
+
 The folder of an exhibit appears whole or not at all.
 """
 
@@ -8,6 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,16 +36,22 @@ from joma._runs import (
 )
 from joma._runs.fingerprint import fingerprint
 from joma._runs.folder import file_hash, lock, unlock
-from joma.paper.exhibits.base import FRESH_SEED, Exhibit
+from joma.paper.exhibits.base import DEFAULT, FRESH_SEED, LONGER, Exhibit
 from joma.paper.exhibits.judgement import Judgement
 from joma.paper.exhibits.spot_check import SpotCheck, spot_checks
 from joma.paper.records import ExhibitRecord, load
+from joma.paper.verdict import Verdict
 
 # Bytes that must be free. All exhibits and training runs take less at the default preset.
 ROOM = 200_000_000
 PACKAGES = ("joma", "numpy", "scipy", "torch", "altair")
 VERDICT = "verdict.json"
 CHECKS = "checks.json"
+NO_EVIDENCE = Judgement(
+    Verdict.INCONCLUSIVE,
+    template="this installation has no record of a longer run, and a short run does not decide",
+    short_template="no record of a longer run",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class ExhibitOutcome:
         error: why it could not be made.
         checks: the spot checks of an exhibit that shows a record.
         recorded: date and cost of the record that it shows; "" if it was computed.
+        has_run: False if there is neither a record nor a computation, and so no figure.
     """
 
     exhibit: Exhibit
@@ -63,6 +78,16 @@ class ExhibitOutcome:
     error: str | None = None
     checks: tuple[SpotCheck, ...] = ()
     recorded: str = ""
+    has_run: bool = True
+
+    @property
+    def would_decide(self) -> str:
+        """What would decide an inconclusive statement; "" if it is decided."""
+        if self.verdict is None:
+            return ""
+        if not self.has_run:
+            return f"joma reproduce {self.exhibit.id} --preset {LONGER}"
+        return self.exhibit.would_decide_it(self.verdict.verdict)
 
 
 @dataclass(frozen=True)
@@ -76,6 +101,7 @@ class ExhibitPlan:
         path: the folder.
         config: what the folder's `run.json` says of it: settings, and the fingerprint of everything
             that decides the result.
+        record: the record to show; None if the exhibit is computed.
     """
 
     exhibit: Exhibit
@@ -83,17 +109,20 @@ class ExhibitPlan:
     seed: int
     path: Path
     config: dict[str, Any]
+    record: ExhibitRecord | None = None
 
     @property
-    def shows_record(self) -> bool:
-        """True if the exhibit is not computed at this preset."""
-        return self.preset not in self.exhibit.experiment.settings
+    def has_evidence(self) -> bool:
+        """True if the exhibit has a record or can be computed at this preset."""
+        return self.record is not None or self.preset in self.exhibit.experiment.settings
 
     def stored(self) -> ExhibitOutcome | None:
         """Return the exhibit if it is there already, made by this code; None if it has to be made.
 
         A folder that holds something else is a `RunError`.
         """
+        if not self.has_evidence:
+            return self._without_evidence()
         if not self._is_made():
             return None
         record = Run(self.path).info.get("record", {})
@@ -109,13 +138,14 @@ class ExhibitPlan:
 
     def make(self, progress: Progress, *, force: bool = False) -> ExhibitOutcome:
         """Make the exhibit; with ``force`` also the trainings and scans that it refers to."""
+        if not self.has_evidence:
+            return self._without_evidence()
         start = time.perf_counter()
         checks: tuple[SpotCheck, ...] = ()
         origin = ""
-        if self.shows_record:
-            record = _record_of(self.exhibit)
-            origin = record.origin
-            judgement, checks = self._show(record)
+        if self.record is not None:
+            origin = self.record.origin
+            judgement, checks = self._show(self.record)
         else:
             if force and (self.path / "run.json").exists():
                 _remove(Run(self.path).members)
@@ -124,6 +154,9 @@ class ExhibitPlan:
         return ExhibitOutcome(
             self.exhibit, self.path, judgement, seconds, checks=checks, recorded=origin
         )
+
+    def _without_evidence(self) -> ExhibitOutcome:
+        return ExhibitOutcome(self.exhibit, self.path, NO_EVIDENCE, 0.0, fresh=False, has_run=False)
 
     def _compute(self, progress: Progress) -> Judgement:
         experiment = self.exhibit.experiment
@@ -198,17 +231,20 @@ class ExhibitPlan:
 def plan(exhibit: Exhibit, preset: str, out: Path, seed: int) -> ExhibitPlan:
     """Return the plan to make an exhibit in ``out/<id>``.
 
-    An exhibit that needs its record and has none is a `RunError`, a damaged record a `DamagedRecord`.
+    Raises `DamagedRecord` for a record that cannot be read.
     """
     experiment = exhibit.experiment
+    record = None
     basis: dict[str, Any] = {}
-    if preset in experiment.settings:
-        # As they will be read again: lists instead of tuples.
-        settings = json.loads(json.dumps(experiment.settings[preset]))
-    else:
-        record = _record_of(exhibit)
+    # Settings that a user changed are computed.
+    if preset == DEFAULT and not exhibit.changed:
+        record = load(exhibit.id)
+    if record is not None:
         settings = record.settings
         basis["record"] = file_hash(record.path)
+    else:
+        # As they will be read again: lists instead of tuples.
+        settings = json.loads(json.dumps(experiment.settings.get(preset, {})))
     # A function that `exec` made may have no module.
     modules = {str(function.__module__) for function in (experiment.run, experiment.judge)}
     config = {
@@ -217,7 +253,7 @@ def plan(exhibit: Exhibit, preset: str, out: Path, seed: int) -> ExhibitPlan:
         "settings": settings,
         "fingerprint": fingerprint(modules, settings | basis),
     }
-    return ExhibitPlan(exhibit, preset, seed, out / exhibit.id, config)
+    return ExhibitPlan(exhibit, preset, seed, out / exhibit.id, config, record)
 
 
 def make_exhibit(
@@ -268,13 +304,10 @@ def load_checks(path: Path) -> tuple[SpotCheck, ...]:
     return tuple(SpotCheck(**stored) for stored in json.loads(file.read_text(encoding="utf-8")))
 
 
-def _record_of(exhibit: Exhibit) -> ExhibitRecord:
-    record = load(exhibit.id)
-    if record is None:
-        raise RunError(
-            f"{exhibit.id} has no record in this installation: compute it with --preset laptop"
-        )
-    return record
+def judge_record(exhibit: Exhibit, record: ExhibitRecord) -> Judgement:
+    """Judge the data of a record by the rule."""
+    with tempfile.TemporaryDirectory() as folder:
+        return exhibit.judge(record.unpack(Path(folder)))
 
 
 def _draw_and_judge(exhibit: Exhibit, run: Run, folder: Path) -> Judgement:

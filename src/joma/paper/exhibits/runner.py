@@ -212,13 +212,16 @@ class Runner:
         times = _read(self.out / _TIMES).get(self.preset, {})
         stored: dict[str, Any] = {}
         for exhibit in self.exhibits:
-            expected = times.get(exhibit.id) or expected_seconds(exhibit, self.preset)
-            self._entries[exhibit.id] = Entry(exhibit, expected)
+            entry = Entry(exhibit, SPOT_CHECK_SECONDS)
+            self._entries[exhibit.id] = entry
             try:
                 planned = plan(exhibit, self.preset, self.out, self.seed)
             except (DamagedRecord, RunError) as error:
                 self._errors[exhibit.id] = str(error)
                 continue
+            if planned.record is None:
+                entry.expected = expected_seconds(exhibit, self.preset)
+            entry.expected = times.get(exhibit.id, entry.expected)
             self._plans[exhibit.id] = planned
             if not self.force:
                 stored[exhibit.id] = planned.stored()
@@ -324,9 +327,7 @@ def check_claims(progress: Progress) -> list[Result]:
 
 
 def expected_seconds(exhibit: Exhibit, preset: str) -> float:
-    """Return about how long an exhibit takes on one core, by its record if that has the preset."""
-    if preset not in exhibit.experiment.settings:
-        return SPOT_CHECK_SECONDS
+    """Return about how long an exhibit is computed on one core, by its record if that has the preset."""
     try:
         record = load(exhibit.id)
     except DamagedRecord:

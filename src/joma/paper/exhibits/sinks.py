@@ -21,7 +21,6 @@ from joma.paper.verdict import Verdict
 
 OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"model": OWN, "series": {}, "data": "pydoc", "tokens": 4096, "length": 64},
     "laptop": {
         "model": "smollm2",
         "series": {},

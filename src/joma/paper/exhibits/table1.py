@@ -283,8 +283,6 @@ def trend_numbers(run: Run) -> dict[str, Any]:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": [1e-3],
-              "noisy": {"rho": [0.9], "seeds": 2, "steps": 30}},
     "laptop": {"columns": 6, "seeds": 3, "d": 256, "steps": 2000, "lr": [1e-4],
                "noisy": {"rho": [0.9], "seeds": 3, "steps": 200}},
     "paper": {"columns": 12, "seeds": 5, "d": 1024, "steps": 10_000, "lr": [1e-5, 1e-4],

@@ -28,8 +28,6 @@ from joma.paper.verdict import Verdict
 from joma.theory.setting import Array
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"text": "pydoc", "V": 200, "widths": [4, 16, 64, 256], "window": 12, "batch": 64, "steps": 400,
-              "seeds": 3},
     "laptop": {"text": "wikitext-2", "V": 500, "widths": [4, 16, 64, 256, 1024], "window": 16, "batch": 64,
                "steps": 4000, "seeds": 5},
     "paper": {"text": "wikitext-2", "V": 1000, "widths": [4, 16, 64, 256, 1024, 4096], "window": 35, "batch": 256,
