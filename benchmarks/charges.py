@@ -30,7 +30,7 @@ def run(rounds: int = 5) -> list[dict[str, Any]]:
 
     def measured() -> None:
         due[0] = True
-        w._arm()
+        w._loop.arm()
         plain()
         due[0] = False
         w.step()

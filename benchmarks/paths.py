@@ -89,7 +89,7 @@ def _model(
 
     def watched() -> None:
         due[0] = True
-        w._arm()
+        w._loop.arm()
         model(tokens, use_cache=False)
         due[0] = False
         w.step()

@@ -104,7 +104,7 @@ def _training(rounds: int) -> list[dict[str, Any]]:
 
     def measured() -> None:
         due[0] = True
-        w._arm()
+        w._loop.arm()
         loss = plain()
         due[0] = False
         w.step(loss=loss)

@@ -100,7 +100,7 @@ def time_steps(
     def measured_block() -> None:
         nonlocal is_due
         is_due = True
-        watch._arm()  # for the step to come
+        watch._loop.arm()  # for the step to come
         for number in range(steps):
             is_due = number < steps - 1  # the watch asks for the step after this one
             watched_step()

@@ -128,7 +128,7 @@ def entropy_of_probabilities(p: torch.Tensor, real: torch.Tensor | None = None) 
 
 def meter_of(watch, kind):
     """The meter of a watch that is of this class."""
-    (meter,) = (meter for meter in watch._meters if isinstance(meter, kind))
+    (meter,) = (meter for meter in watch._loop.instruments.meters if isinstance(meter, kind))
     return meter
 
 

@@ -121,7 +121,7 @@ def test_a_compiled_training_step():
     with joma.watch(model, every=1, gauges="entropy") as w:
         expected = loss_of(model, tokens(1)).detach()
         w.step()
-        w._watched.layers.layers.clear()
+        w._loop.instruments.watched.layers.layers.clear()
         assert torch.equal(step(model, tokens(1)).detach(), expected)
         with pytest.warns(UserWarning, match="did not run"):
             w.step()

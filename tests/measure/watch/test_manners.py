@@ -324,9 +324,9 @@ def killed(path, steps, **options):
     model = HandWrittenGPT("sdpa")
     w = joma.watch(model, run=path, **{"every": 1, **options})
     train(w, steps)
-    w._detach()
+    w._loop.detach()
     w._closed = True
-    w._record.writer.leave()
+    w._loop.record.writer.leave()
 
 
 def test_a_second_run_of_a_name_is_a_warning_with_the_way_out(tmp_path):

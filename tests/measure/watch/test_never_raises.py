@@ -151,7 +151,7 @@ PARTS = {
     "record": "joma._measure.watch.record.Record.write",
     "kept readings": "joma._measure.watch.record.Record.keep",
     "clock": "joma._measure.watch.clock.Clock.advance",
-    "search": "joma._measure.watch.watch.find_not_finite",
+    "search": "joma._measure.watch.loop.find_not_finite",
 }
 
 
@@ -275,13 +275,13 @@ class Cached(HandWrittenGPT):
 def measured_passes(w: joma.types.Watch, monkeypatch) -> list[int]:
     """Count the passes that are looked at."""
     count = [0]
-    run = type(w._passes.source)._run_pass
+    run = type(w._loop.instruments.passes.source)._run_pass
 
     def counting(self, *args, **kwargs):
         count[0] += 1
         return run(self, *args, **kwargs)
 
-    monkeypatch.setattr(type(w._passes.source), "_run_pass", counting)
+    monkeypatch.setattr(type(w._loop.instruments.passes.source), "_run_pass", counting)
     return count
 
 

@@ -199,7 +199,10 @@ def test_a_logger_is_told_the_largest_head_of_a_maximum():
             assert metrics[f"joma/{gauge}/layer_0{layer}"] == pytest.approx(
                 float(one(heads)), rel=1e-12
             )
-    assert joma.Run(w._record.writer.path).info["largest"] == ["max_logsumexp", "spectral_norm.qk"]
+    assert joma.Run(w._loop.record.writer.path).info["largest"] == [
+        "max_logsumexp",
+        "spectral_norm.qk",
+    ]
 
 
 def test_a_schedule_that_raises_leaves_the_model_alone():

@@ -645,7 +645,7 @@ def test_what_it_shows():
     assert "no measurement yet" in w._repr_html_()
     model(tokens())
     w.step(loss=3.25)
-    text = status_line(w).plain
+    text = status_line(w.last_step, w.latest.loss, w.phases).plain
     assert "step 1" in text
     assert "loss 3.25" in text
     assert "0–2 dense" in text

@@ -1,14 +1,22 @@
 """Watching a model in training: gauges tied to a loop, phases, alarms.
 
+What the user calls:
+
+    watch.py           `joma.watch` and `Watch`.
+    options.py         Which options are there, and which combinations are refused?
+    step_arguments.py  What does the user state about a step?
+    inputs.py          Can this model be watched at all?
+
 The loop:
 
-    watch.py        `joma.watch` and `Watch`: what happens at each step. Nothing that goes wrong here
-                    is raised into the training: `Watch.step` turns it into one warning.
-    options.py      Which options are there, and which combinations are refused?
-    inputs.py       Can this model be watched at all?
+    loop.py         What happens at each step?
     schedule.py     When is each gauge due?
+    instruments.py  Which meters are there, and what do they listen to?
+    supervisor.py   How do phases and alarms take a measurement, and the losses between two?
+    failures.py     How does a failure become a warning instead of an error of the training?
     watched.py      What do meters know about the model? Its matrices, its blocks.
-    surgery.py      How is a model that was changed in mid-training described?
+    follower.py     What happens when modules are replaced in mid-training?
+    surgery.py      How is such a change described?
     attached.py     Is another watch on the same modules?
 
 From a pass to a number:
@@ -35,8 +43,9 @@ From a number to a judgement:
 
 What the user sees:
 
-    record.py       The run folder.
-    patterns.py     Stored attention patterns.
-    explain.py      `joma.explain`: what joma sees, and how it knows.
-    display.py      The line in the terminal, the table in a notebook.
+    record.py             The run folder.
+    patterns.py           Stored attention patterns.
+    explain.py            `joma.explain`: what joma sees, and how it knows.
+    watch_explanation.py  The same for a running watch.
+    display.py            The line in the terminal, the table in a notebook.
 """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from joma._measure.watch.measurement import Measurement
-    from joma._measure.watch.phases import Phase
+    from joma._measure.watch.phases import Phase, Phases
     from joma._measure.watch.watch import Watch
 
 
@@ -54,7 +54,7 @@ class LiveLine:
         self._is_on_screen = False
         self._last_line = ""  # for a stream that cannot be rewritten: it gets the last line only
 
-    def show(self, watch: Watch) -> None:
+    def show(self, step: int, loss: float | None, phases: Phases) -> None:
         """Show the state after a measurement."""
         if shows_progress_bar():
             self._is_on_screen = False  # the bar has written over it
@@ -63,7 +63,9 @@ class LiveLine:
 
         console = Console(stderr=True, force_jupyter=False)
         with console.capture() as captured:
-            console.print(status_line(watch), end="", soft_wrap=not console.is_terminal)
+            console.print(
+                status_line(step, loss, phases), end="", soft_wrap=not console.is_terminal
+            )
         if not console.is_terminal or console.is_dumb_terminal:
             self._last_line = captured.get()
             return
@@ -119,22 +121,22 @@ def _runs_in_keras() -> bool:
     return False
 
 
-def status_line(watch: Watch) -> Any:
+def status_line(step: int, loss: float | None, phases: Phases) -> Any:
     """Return step, loss, mean entropy and the phases of layers as Rich text."""
     from rich.text import Text
 
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append("joma ", style="bold")
-    text.append(f"step {watch.last_step:,}")
-    if watch.latest is not None and watch.latest.loss is not None:
-        text.append(f"  loss {watch.latest.loss:.4g}")
+    text.append(f"step {step:,}")
+    if loss is not None:
+        text.append(f"  loss {loss:.4g}")
     entropies = []
-    for phase in watch.phases:
+    for phase in phases:
         if not math.isnan(phase.entropy):
             entropies.append(phase.entropy)
     if entropies:
         text.append(f"  entropy {sum(entropies) / len(entropies):.3f}")
-    for group in _runs_of_phases(watch.phases):
+    for group in _runs_of_phases(phases):
         text.append(f"  {group.layers} ")
         text.append(group.name, style=PHASE_STYLES[group.name].terminal)
     return text

@@ -14,11 +14,13 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from joma._measure.gauges.attention import AttentionStats
 from joma._measure.gauges.kinds import ATTENTION
 from joma._measure.gauges.registry import Gauge
+from joma._runs.long_table import LongTable
 
 # Mean mass on sinks above which a head is a sink, and above which it attends to nothing else.
 SINK_MASS = 0.9
@@ -315,9 +317,14 @@ def _unpack_bytes(text: str) -> bytes:
     return zlib.decompress(base64.b85decode(text))
 
 
-def read_layers(values: Mapping[str, Tensor]) -> list[LayerReading]:
-    """Return one reading per layer, from the values (layers, heads) of `FOR_PHASES`."""
-    columns = [values[gauge.name] for gauge in FOR_PHASES]
+def take_layers(tables: dict[str, LongTable]) -> list[LayerReading]:
+    """Remove the tables of `FOR_PHASES`, and return one reading per layer; [] if nothing ran."""
+    columns = []
+    for gauge in FOR_PHASES:
+        table = tables.pop(gauge.name, None)
+        if table is None:
+            return []
+        columns.append(torch.from_numpy(table.array(gauge.name)))  # (layers, heads)
     layers = []
     for entropy, nonsink, sink, possible, logsumexp in zip(*columns, strict=True):  # (heads,) each
         largest = float(possible.nanmean())
@@ -332,6 +339,15 @@ def read_layers(values: Mapping[str, Tensor]) -> list[LayerReading]:
             )
         )
     return layers
+
+
+def take_uniform(tables: dict[str, LongTable]) -> list[float] | None:
+    """Remove the table of `UNIFORM`, and return its mean per layer; None if nothing ran."""
+    table = tables.pop(UNIFORM.name, None)
+    if table is None:
+        return None
+    levels = torch.from_numpy(table.array(UNIFORM.name))  # (layers, heads)
+    return [float(level.nanmean()) for level in levels]
 
 
 def _spreads(

@@ -17,6 +17,7 @@ from torch import nn
 
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.alarms.notices import Notices
+from joma._measure.watch.measurement import Measurement
 from joma._measure.watch.phases import PHASES
 from joma._measure.watch.readings import Reading
 from joma._measure.watch.schedule import Every
@@ -248,12 +249,19 @@ class Record:
         return rows
 
     def note_layers(
-        self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]
+        self, names: Mapping[str, Sequence[str]], widths: Mapping[str, Sequence[int]]
     ) -> None:
-        """Which module each layer is, and how many heads it has, by gauge."""
+        """Note which module each layer is, and how many heads or experts it has, by gauge."""
         layers = {gauge: list(modules) for gauge, modules in names.items()}
-        if self.writer.info.get("layers") != layers:
-            self.note(layers=layers, heads=dict(heads), phases=list(PHASES))
+        if self.writer.info.get("layers") == layers:
+            return
+        axes = self.writer.info["axes"]
+        heads = {}
+        for gauge, counts in widths.items():
+            # One number per layer says nothing, unless a layer has none.
+            if len(axes.get(gauge, ())) > 1 or 0 in counts:
+                heads[gauge] = list(counts)
+        self.note(layers=layers, heads=heads, phases=list(PHASES))
 
     def note_matrices(self, matrices: Mapping[str, Sequence[str]]) -> None:
         """Which matrices weight gauges are measured on, by part."""
@@ -331,10 +339,10 @@ class Record:
         table: LongTable,
         columns: Mapping[str, float],
         names: Mapping[str, Sequence[str]],
-        heads: Mapping[str, Sequence[int]],
+        widths: Mapping[str, Sequence[int]],
     ) -> None:
         """Write the numbers of one step, with columns that they share."""
-        self.note_layers(names, heads)
+        self.note_layers(names, widths)
         try:
             self.writer.write(step, table, **columns)
         except OSError as error:
@@ -384,6 +392,37 @@ class Record:
         lost += [f"{name} ({_reason(error)})" for name, error in self._problems.items()]
         if lost:
             self._notices.say(f"{self.writer.path} lacks {'; '.join(lost)}")
+
+
+def rows_of_step(
+    measurement: Measurement,
+    numbers: Mapping[str, Any],
+    errors: Mapping[str, LongTable],
+    phases: Sequence[int | None] | None,
+) -> LongTable:
+    """Return what is written of a measurement, in the order of the lines of the run.
+
+    Arguments:
+        measurement: the numbers of the gauges, and the loss.
+        numbers: of the user and of the clock; one with the name of a gauge is left out.
+        errors: standard errors of gauges.
+        phases: the code of each layer's phase, None for a layer that is gone; None if no attention
+            was measured.
+    """
+    alone = dict(numbers)
+    if measurement.loss is not None:
+        alone["loss"] = measurement.loss
+    gauges = {*measurement.table.gauges, *errors}
+    if phases is not None:
+        gauges.add("phase")
+    tables = []
+    for name, value in alone.items():
+        if name not in gauges:
+            tables.append(LongTable.of_array(name, value, precision="float64"))
+    tables += [measurement.table, *errors.values()]
+    if phases is not None:
+        tables.append(LongTable.per_layer("phase", phases, "integer"))
+    return LongTable.join(tables)
 
 
 def has_run(folder: RunFolder) -> bool:

@@ -17,9 +17,10 @@ from joma._measure.watch.order import CallOrder
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.sample import Sampler
 from joma._measure.watch.schedule import Every
-from joma._measure.watch.surgery import describe_matrices, describe_modules
+from joma._measure.watch.surgery import describe_matrices, describe_modules, shorten
 from joma.models.blocks import Blocks
 from joma.models.matrices import Matrix
+from joma.models.parts import PARTS
 from joma.models.structure import find as find_structure
 
 
@@ -99,6 +100,16 @@ class WatchedModel:
         for part, matrices in self.matrices.items():
             names[part] = [matrix.name for matrix in matrices]
         return names
+
+    def describe_matrices(self) -> str:
+        """Return which matrices weight gauges are measured on, in one line; "" if there are none."""
+        parts = []
+        for part, names in self.matrix_names.items():
+            title = PARTS.get(part, part).partition(":")[0]
+            parts.append(f"{title}: {shorten(names)}")
+        if not parts:
+            return ""
+        return f"joma measures {'; '.join(parts)}"
 
     # What a pass shows
 
