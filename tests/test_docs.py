@@ -22,6 +22,7 @@ from joma import Run
 from joma._measure.events.backends.backend_table import all_backends, remove_backend
 from joma._measure.gauges.registry import gauges, remove
 from joma._measure.watch.alarms.alarm_table import all_alarms, remove_alarm
+from joma._runs.alerts import read_alerts
 from joma._runs.writer import RunWriter
 from joma.cli import app, demo
 from joma.paper import claims as registry
@@ -394,11 +395,24 @@ def _registries():
     for id in set(exhibits()) - before[2]:
         remove_exhibit(id)
     written = (
-        "mine", "my_package", "my_package.claims", "premises", "qk_clip", "small_training",
+        "mine", "my_package", "my_package.claims", "my_training", "premises", "qk_clip", "small_training",
         "tensorboard_example", "tiled",
     )  # fmt: skip
     for name in written:
         sys.modules.pop(name, None)
+
+
+def check_the_tutorial():
+    """What its text says of its runs: which alert came first, which matrices moved, and that the fix is one."""
+    steps = {row["kind"]: row["step"] for row in reversed(read_alerts(Path("runs/diverging")))}
+    assert steps["logit growth"] + 30 < steps["diverging"]
+    assert steps["logit growth"] + 30 < steps["collapse"]
+    updates = joma.Run("runs/updates").frame().query("step > 1").groupby("gauge").value.median()
+    for part in "qkvo":
+        assert updates[f"update_ratio.{part}"] > 50 * updates["update_ratio.mlp_in"]
+    assert read_alerts(Path("runs/fixed")) == []
+    first, last = (joma.Run("runs/fixed").frame("loss").value.iloc[n] for n in (0, -1))
+    assert last < first - 1
 
 
 @pytest.mark.timeout(600)  # some seconds of one core each, and more than it looks on a busy machine
@@ -413,6 +427,8 @@ def test_code_and_commands_of_a_page_run_and_print_what_it_says(page, tmp_path, 
         ]:  # benchmarks/demo.py runs it as it is: tests/cli/test_demo.py
             continue
         execute(snippet, scope)
+    if page == "tutorial.md":
+        check_the_tutorial()
     if page == "getting-started.md":
         assert (scope["joint"].z - scope["folded"].z).__abs__().max() < 1e-6
         assert (tmp_path / "runs/mine/figure.png").exists()

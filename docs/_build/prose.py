@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
-START = ("getting-started", "reading", "worries", "faq", "glossary", "compare")
+START = ("getting-started", "tutorial", "reading", "worries", "faq", "glossary", "compare")
 GUIDES = (
     "watch",
     "loggers",
