@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 import zipfile
 
 import altair as alt
@@ -148,6 +149,65 @@ def test_a_record_of_another_format_is_named_and_never_shown(record, tmp_path):
     with pytest.raises(DamagedRecord, match="has data format 3, and this version of joma reads 2"):
         make_exhibit(DECAY, "default", tmp_path / "out")
     assert not (tmp_path / "out" / "decay").exists()
+
+
+def with_details(change):
+    """Return a change of `record.json`."""
+
+    def rewritten(text):
+        details = json.loads(text)
+        return json.dumps(change(details)).encode()
+
+    return rewritten
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda details: list(details), "record.json is no mapping"),
+        (lambda details: details | {"colour": "red"}, "colour"),
+        (lambda details: details | {"slices": None}, "NoneType"),
+        (lambda details: {name: details[name] for name in details if name != "slices"}, "slices"),
+        (lambda details: {name: details[name] for name in details if name != "date"}, "date"),
+        (lambda details: details | {"date": 20261118}, "int"),
+        (lambda details: details | {"settings": [1, 2]}, "sequence"),
+        (lambda details: details | {"core_minutes": "many"}, "format code"),
+    ],
+)
+def test_details_of_another_shape_are_named(record, change, reason):
+    rewrite(record.path, "record.json", with_details(change))
+    with pytest.raises(DamagedRecord, match=rf"decay\.zip is damaged \(.*{reason}.*make record"):
+        load("decay")
+
+
+def test_the_record_of_another_exhibit_is_not_shown(record):
+    record.path.rename(record.path.with_name("growth.zip"))
+    with pytest.raises(
+        DamagedRecord, match=r"growth\.zip is of the exhibit 'decay': name it decay"
+    ):
+        load("growth")
+
+
+def test_a_record_without_what_the_rule_needs_is_damaged(record, tmp_path):
+    rewrite(record.path, "run/metrics.jsonl", lambda metrics: b"")
+    with pytest.raises(DamagedRecord, match=r"decay\.zip is damaged .*make record EXHIBIT=decay"):
+        make_exhibit(DECAY, "default", tmp_path / "out")
+    assert not (tmp_path / "out/decay").exists()
+
+
+def test_slices_that_need_a_missing_library_are_not_checked_and_it_is_said(
+    record, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    needing = dataclasses.replace(EXPERIMENT, slice_modules=("transformers",))
+    exhibit = dataclasses.replace(DECAY, experiment=needing)
+    for _ in range(2):  # made, and found again
+        outcome = make_exhibit(exhibit, "default", tmp_path / "out")
+        assert outcome.verdict.verdict is Verdict.HOLDS
+        assert outcome.checks == ()
+        assert outcome.unchecked == (
+            "not checked here, without transformers: pip install 'joma[hf]'"
+        )
 
 
 def test_an_exhibit_without_a_code_slice_is_not_recorded(tmp_path):

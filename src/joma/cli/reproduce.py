@@ -221,6 +221,7 @@ def _as_json(reproduction: Reproduction) -> dict[str, Any]:
             row["would_decide"] = outcome.would_decide
         row["error"] = outcome.error
         row["recorded"] = outcome.recorded
+        row["unchecked"] = outcome.unchecked
         row["checks"] = [asdict(check) for check in outcome.checks]
         row["seconds"] = outcome.seconds
         row["fresh"] = outcome.fresh
@@ -300,7 +301,7 @@ def _cells(outcome: ExhibitOutcome) -> tuple[str, str]:
     if outcome.would_decide:
         parts.append(f"What would decide it: {outcome.would_decide}")
     if outcome.recorded:
-        parts.append(record_line(outcome.recorded, outcome.checks))
+        parts.append(record_line(outcome.recorded, outcome.checks, outcome.unchecked))
     return judgement.verdict, ". ".join(parts)
 
 

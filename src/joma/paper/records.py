@@ -47,6 +47,7 @@ _DAMAGE = (
     EOFError,
     KeyError,
     TypeError,  # a `record.json` of another shape
+    AttributeError,
     ValueError,
     OSError,
     RuntimeError,  # a flag that claims encryption; NotImplementedError for an unknown version
@@ -121,22 +122,47 @@ def load(exhibit: str, folder: Path = FOLDER) -> ExhibitRecord | None:
     path = path_of(exhibit, folder)
     if not path.exists():
         return None
-    try:
-        with zipfile.ZipFile(path) as archive:
-            details = json.loads(archive.read(_DETAILS))
-        version = details.pop("format")
-    except _DAMAGE as error:
-        raise DamagedRecord(
-            f"the record {path.name} is damaged ({error}): install joma again, or make the record "
-            f"with `make record EXHIBIT={exhibit}`"
-        ) from error
+    details = _read_details(path)
+    version = details.pop("format", None)
     if version != FORMAT:
         raise DamagedRecord(
             f"the record {path.name} has data format {version!r}, and this version of joma reads "
             f"{FORMAT}: make it again with `make record EXHIBIT={exhibit}`"
         )
-    slices = {name: Slice(**stored) for name, stored in details.pop("slices").items()}
-    return ExhibitRecord(**details, slices=slices, path=path)
+    if details.get("exhibit") != exhibit:
+        raise DamagedRecord(
+            f"the record {path.name} is of the exhibit {details.get('exhibit')!r}: name it "
+            f"{details.get('exhibit')}.zip, or make the right one with `make record EXHIBIT={exhibit}`"
+        )
+    try:
+        slices = {name: Slice(**stored) for name, stored in details.pop("slices").items()}
+        record = ExhibitRecord(**details, slices=slices, path=path)
+        _ = record.origin, dict(record.settings), dict(record.versions)
+    except _DAMAGE as error:
+        raise damaged(path, error) from error
+    return record
+
+
+def _read_details(path: Path) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            details = json.loads(archive.read(_DETAILS))
+    except _DAMAGE as error:
+        raise damaged(path, error) from error
+    if not isinstance(details, dict):
+        raise damaged(path, f"{_DETAILS} is no mapping")
+    return details
+
+
+def damaged(path: Path, reason: object) -> DamagedRecord:
+    """Return the error of a record that cannot be used, with the reason."""
+    text = str(reason) or type(reason).__name__
+    if isinstance(reason, KeyError):
+        text = f"it has no {reason}"
+    return DamagedRecord(
+        f"the record {path.name} is damaged ({text}): install joma again, or make the record with "
+        f"`make record EXHIBIT={path.stem}`"
+    )
 
 
 def all_records(folder: Path = FOLDER) -> Iterator[ExhibitRecord]:
@@ -293,7 +319,7 @@ def _unpack(path: Path, prefix: str, folder: Path) -> Run:
     except DamagedRecord:
         raise
     except _DAMAGE as error:
-        raise DamagedRecord(f"the record {path.name} is damaged ({error})") from error
+        raise damaged(path, error) from error
     return Run(folder)
 
 

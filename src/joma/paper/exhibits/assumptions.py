@@ -208,7 +208,13 @@ EXHIBIT = Exhibit(
     would_decide=WOULD_DECIDE,
     revised=REVISED,
     experiment=Experiment(
-        SETTINGS, run, draw, judge, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+        SETTINGS,
+        run,
+        draw,
+        judge,
+        slice_modules=("transformers",),
+        code_slice=CODE_SLICE,
+        record_slice=RECORD_SLICE,
     ),
     messages={
         Verdict.HOLDS: "Back-propagated gradients are stationary in all three models",

@@ -57,6 +57,8 @@ class Experiment:
     code_slice: Settings | None = None
     # settings that shorten the recorded run to its first steps, of the same numbers
     record_slice: Settings | None = None
+    # modules of the extra "hf" without which slices cannot be computed
+    slice_modules: tuple[str, ...] = ()
     # files of run folders, besides run.json and the measurements, that the figure reads
     data_files: tuple[str, ...] = ()
 

@@ -340,7 +340,9 @@ EXHIBIT = Exhibit(
     paper="4 neurons shown, 2 patterns each",
     would_decide=WOULD_DECIDE,
     revised=REVISED,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE),
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, AXES, slice_modules=("transformers",), code_slice=CODE_SLICE
+    ),
     messages={
         Verdict.HOLDS: "Single neurons are fired by unlike patterns, more often than chance explains",
         Verdict.FAILS: "No neuron is fired by two unlike patterns",

@@ -273,7 +273,14 @@ EXHIBIT = Exhibit(
     would_decide=WOULD_DECIDE,
     revised=REVISED,
     experiment=Experiment(
-        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+        SETTINGS,
+        run,
+        draw,
+        judge,
+        AXES,
+        slice_modules=("transformers",),
+        code_slice=CODE_SLICE,
+        record_slice=RECORD_SLICE,
     ),
     messages={
         Verdict.HOLDS: "The rank of top layers drops and bounces; that of bottom layers only drops",

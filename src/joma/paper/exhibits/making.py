@@ -38,8 +38,8 @@ from joma._runs.fingerprint import fingerprint
 from joma._runs.folder import file_hash, lock, unlock
 from joma.paper.exhibits.base import DEFAULT, FRESH_SEED, LONGER, Exhibit
 from joma.paper.exhibits.judgement import Judgement
-from joma.paper.exhibits.spot_check import SpotCheck, spot_checks
-from joma.paper.records import ExhibitRecord, load
+from joma.paper.exhibits.spot_check import SpotCheck, spot_checks, why_unchecked
+from joma.paper.records import DamagedRecord, ExhibitRecord, damaged, load
 from joma.paper.verdict import Verdict
 
 # Bytes that must be free. All exhibits and training runs take less at the default preset.
@@ -67,6 +67,7 @@ class ExhibitOutcome:
         error: why it could not be made.
         checks: the spot checks of an exhibit that shows a record.
         recorded: date and cost of the record that it shows; "" if it was computed.
+        unchecked: why there are no spot checks of the record.
         has_run: False if there is neither a record nor a computation, and so no figure.
     """
 
@@ -78,6 +79,7 @@ class ExhibitOutcome:
     error: str | None = None
     checks: tuple[SpotCheck, ...] = ()
     recorded: str = ""
+    unchecked: str = ""
     has_run: bool = True
 
     @property
@@ -134,6 +136,7 @@ class ExhibitPlan:
             fresh=False,
             checks=load_checks(self.path),
             recorded=record.get("origin", ""),
+            unchecked=record.get("unchecked", ""),
         )
 
     def make(self, progress: Progress, *, force: bool = False) -> ExhibitOutcome:
@@ -143,8 +146,10 @@ class ExhibitPlan:
         start = time.perf_counter()
         checks: tuple[SpotCheck, ...] = ()
         origin = ""
+        unchecked = ""
         if self.record is not None:
             origin = self.record.origin
+            unchecked = why_unchecked(self.exhibit, self.record)
             judgement, checks = self._show(self.record)
         else:
             if force and (self.path / "run.json").exists():
@@ -152,7 +157,13 @@ class ExhibitPlan:
             judgement = self._compute(progress)
         seconds = time.perf_counter() - start
         return ExhibitOutcome(
-            self.exhibit, self.path, judgement, seconds, checks=checks, recorded=origin
+            self.exhibit,
+            self.path,
+            judgement,
+            seconds,
+            checks=checks,
+            recorded=origin,
+            unchecked=unchecked,
         )
 
     def _without_evidence(self) -> ExhibitOutcome:
@@ -179,12 +190,22 @@ class ExhibitPlan:
         """Unpack a record, judge and draw it anew, and compute its slices."""
         with staged(self.path, overwrite=True) as folder:
             run = record.unpack(folder)
-            judgement = _draw_and_judge(self.exhibit, run, folder)
+            try:
+                judgement = _draw_and_judge(self.exhibit, run, folder)
+            except (OSError, DamagedRecord):  # of the disk
+                raise
+            except Exception as error:  # rule and figure do not find what they need
+                raise damaged(record.path, f"{type(error).__name__}: {error}") from error
             checks = spot_checks(self.exhibit, record)
             write_json(folder / CHECKS, [asdict(check) for check in checks])
             # The seed that was asked for decides whether the folder is taken again; that of the
             # record stays in its own entry.
-            recorded = {"origin": record.origin, "preset": record.preset, "seed": record.seed}
+            recorded = {
+                "origin": record.origin,
+                "preset": record.preset,
+                "seed": record.seed,
+                "unchecked": why_unchecked(self.exhibit, record),
+            }
             info = run.info | {"config": self.config, "seed": self.seed, "record": recorded}
             write_json(folder / "run.json", info)
         return judgement, checks

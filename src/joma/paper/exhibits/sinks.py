@@ -186,6 +186,7 @@ EXHIBIT = Exhibit(
         judge,
         AXES,
         headline=headline,
+        slice_modules=("transformers",),
         code_slice=CODE_SLICE,
         record_slice=RECORD_SLICE,
     ),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma._extras import missing_modules, pip_command
 from joma._runs import Run, RunWriter
 from joma.paper.records import DIGITS, ExhibitRecord, Slice
 
@@ -36,6 +37,8 @@ SMALLEST_SCALE = 1e-6
 NO_KEYS = ("value", "module", "digest", "note")
 # Seconds are the machine's, and not compared.
 TIME_GAUGES = "seconds"
+# The extra that has the modules some slices need.
+SLICE_EXTRA = "hf"
 NAMES = {"code": "code checked", "record": "record checked"}
 
 
@@ -97,15 +100,31 @@ class SpotCheck:
         return f"to {mantissa}e{int(exponent)}"
 
 
-def record_line(origin: str, checks: Sequence[SpotCheck]) -> str:
+def record_line(origin: str, checks: Sequence[SpotCheck], unchecked: str = "") -> str:
     """Return where a recorded exhibit comes from, and what was checked here, in a sentence.
 
     For example: "Recorded 2026-11-17, 24 core-minutes; code checked: steps 0–40 agree to 4e-4".
+
+    Arguments:
+        origin: date and cost of the record.
+        checks: the spot checks that were made.
+        unchecked: why there are none.
     """
     parts = [f"{origin[:1].upper()}{origin[1:]}", *map(str, checks)]
-    if not checks:
-        parts.append("not checked here: its data are not on this machine")
+    if unchecked:
+        parts.append(unchecked)
     return "; ".join(parts)
+
+
+def why_unchecked(exhibit: Exhibit, record: ExhibitRecord) -> str:
+    """Return why no slice of a record can be computed here; "" if one can."""
+    missing = missing_modules(SLICE_EXTRA)
+    needed = [name for name in exhibit.experiment.slice_modules if name in missing]
+    if needed:
+        return f"not checked here, without {', '.join(needed)}: {pip_command(SLICE_EXTRA)}"
+    if not _present_slices(record):
+        return "not checked here: its data are not on this machine"
+    return ""
 
 
 def compute_slice(exhibit: Exhibit, short: Slice, folder: Path) -> Run:
@@ -126,11 +145,16 @@ def compute_slice(exhibit: Exhibit, short: Slice, folder: Path) -> Run:
 
 
 def spot_checks(exhibit: Exhibit, record: ExhibitRecord) -> tuple[SpotCheck, ...]:
-    """Check all slices of a record whose data are present."""
+    """Check all slices of a record that can be computed here."""
+    if why_unchecked(exhibit, record):
+        return ()
+    return tuple(spot_check(exhibit, record, name) for name in _present_slices(record))
+
+
+def _present_slices(record: ExhibitRecord) -> list[str]:
     from joma._data.present import is_present
 
-    names = [name for name, short in record.slices.items() if is_present(short.data)]
-    return tuple(spot_check(exhibit, record, name) for name in names)
+    return [name for name, short in record.slices.items() if is_present(short.data)]
 
 
 def spot_check(exhibit: Exhibit, record: ExhibitRecord, name: str) -> SpotCheck:
