@@ -204,10 +204,9 @@ def test_padded_queries_agree_with_the_number_that_a_watch_averages_over():
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(**batch).last_hidden_state.sum().backward()
         ((_, sums),) = tally_of(w).combined.items()
-        assert (
-            sums.reducers["entropy"].parts["count"].tolist()
-            == [row.queries - row.padded] * row.heads
-        )
+        assert sums.of_gauge("entropy").parts["count"].tolist() == [
+            [row.queries - row.padded] * row.heads
+        ]
         w.step()
         (during,) = rows_of(w.explain())
     assert (during.queries, during.padded) == (row.queries, row.padded) == (42, 3)
@@ -244,7 +243,7 @@ def test_explaining_a_watched_model_is_no_measurement():
         model(tokens()).sum().backward()
         joma.explain(model, tokens(1))
         ((_, first), *_) = tally_of(w).combined.items()
-        assert first.reducers["entropy"].parts["count"].tolist() == [42, 42]
+        assert first.of_gauge("entropy").parts["count"].tolist() == [[42, 42]]
 
 
 def test_a_run_folder_keeps_the_explanation_and_its_page_shows_it(tmp_path):

@@ -130,12 +130,12 @@ def test_recomputation_is_not_counted(reentrant):
     with joma.watch(model, every=1, gauges="entropy") as w:
         loss = loss_of(model, tokens())
         counted = {
-            key: float(sums.reducers["entropy"].parts["count"].sum())
+            key: float(sums.of_gauge("entropy").parts["count"].sum())
             for key, sums in tally_of(w).combined.items()
         }
         loss.backward()
         assert {
-            key: float(sums.reducers["entropy"].parts["count"].sum())
+            key: float(sums.of_gauge("entropy").parts["count"].sum())
             for key, sums in tally_of(w).combined.items()
         } == counted
         w.step()

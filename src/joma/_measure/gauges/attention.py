@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -125,11 +126,19 @@ class AttentionStats:
 
         Their queries see a key and are not padding, and the value is defined.
         """
-        is_undefined = values.isnan() & ~self.entropy.isnan()
-        is_real = (self.visible > 0).expand_as(values) & ~is_undefined
+        # A number that is not equal to itself is NaN.
+        is_real = (values == values).logical_or_(self._is_nan).logical_and_(self._sees_key)
         if rows is None:
             return is_real
         return is_real & rows
+
+    @cached_property
+    def _is_nan(self) -> Tensor:
+        return self.entropy.isnan()
+
+    @cached_property
+    def _sees_key(self) -> Tensor:
+        return self.visible > 0
 
 
 def attention_stats(

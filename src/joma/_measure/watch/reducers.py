@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
@@ -67,7 +67,7 @@ class Reduced:
     """One number per head, and which of the heads were measured.
 
     Attributes:
-        numbers: float64, (H,) or (layers, H); NaN where nothing was measured.
+        numbers: float64, (H,), (layers, H) or (gauges, layers, H); NaN where nothing was measured.
         measured: bool, of the same shape.
     """
 
@@ -83,13 +83,23 @@ class Reduced:
         """Return one row per number that was measured."""
         return LongTable.of_array(gauge, self.numbers.numpy(), self.measured.numpy())
 
+    def tables(self, gauges: Sequence[str]) -> dict[str, LongTable]:
+        """Return the table of each gauge, of numbers (gauges, layers, H)."""
+        numbers = self.numbers.numpy()
+        measured = self.measured.numpy()
+        tables = {}
+        for row, gauge in enumerate(gauges):
+            tables[gauge] = LongTable.of_array(gauge, numbers[row], measured[row])
+        return tables
+
 
 class Reducer(ABC):
-    """Combines the values of one gauge: over calls and passes, and then over layers and processes.
+    """Combines the values of gauges: over calls and passes, and then over layers and processes.
 
     Attributes:
-        parts: name -> one number per head (H,), or (layers, H) in a table; empty if nothing was
-            added yet. Tensors are replaced and never changed in place, so that copies are cheap.
+        parts: name -> one number per head: (H,) of one gauge, (gauges, H) of several, and
+            (layers, H) or (gauges, layers, H) in a table; empty if nothing was added yet. Tensors
+            are replaced and never changed in place, so that copies are cheap.
     """
 
     combinations: ClassVar[Mapping[str, Combination]]
@@ -143,8 +153,14 @@ class Reducer(ABC):
         twin.parts = dict(self.parts)
         return twin
 
+    def of_gauge(self, row: int) -> Self:
+        """Return what this reducer of several gauges has of one of them, (1, H)."""
+        one = type(self)()
+        one.parts = {name: part[row : row + 1] for name, part in self.parts.items()}
+        return one
+
     def add_parts(self, parts: Mapping[str, Tensor]) -> None:
-        """Add parts (H,) of another call, pass or reducer."""
+        """Add the parts of another call, pass or reducer of the same gauges."""
         if not self.parts:
             self.parts = dict(parts)
             return
@@ -154,22 +170,36 @@ class Reducer(ABC):
     # A table of all layers
 
     @classmethod
-    def table(cls, layers: int, heads: int) -> Self:
-        """Return a reducer with parts (layers, heads) in which nothing was measured."""
+    def table(cls, *shape: int) -> Self:
+        """Return a reducer with parts of this shape in which nothing was measured.
+
+        Arguments:
+            shape: layers and heads; or gauges, layers and heads.
+        """
         table = cls()
         for name, combination in cls.combinations.items():
-            shape = (layers, heads)
             table.parts[name] = torch.full(shape, combination.neutral, dtype=torch.float64)
         return table
 
-    def put(self, layer: int, first_head: int, reducer: Self) -> int:
-        """Write the heads (H,) of a reducer into this table; return the head after the last."""
-        after = first_head
+    def put(
+        self, layer: int, first_head: int, reducer: Self, gauges: Sequence[int] | None = None
+    ) -> None:
+        """Write the heads of a reducer, (H,) or (gauges, H), into this table.
+
+        Arguments:
+            layer: its number.
+            first_head: where the heads begin.
+            reducer: of one layer.
+            gauges: the rows of its gauges in this table; all rows by default.
+        """
         for name, part in reducer.parts.items():
-            after = first_head + len(part)
+            rows = self.parts[name]
+            heads = slice(first_head, first_head + part.shape[-1])
             # The assignment converts type and device.
-            self.parts[name][layer, first_head:after] = part
-        return after
+            if gauges is None:
+                rows[..., layer, heads] = part
+            else:
+                rows[gauges, layer, heads] = part.to(rows)
 
     def combine(self, processes: Processes) -> None:
         """Combine a table with those of the other processes."""

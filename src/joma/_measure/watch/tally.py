@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -50,6 +50,10 @@ JOINT_ELEMENTS = 1 << 18
 ERROR = "_error"
 
 
+# Names of gauges that are reduced together.
+GaugeGroup = tuple[str, ...]
+
+
 @dataclass
 class AttentionTally:
     """What is kept of the attention of one place in one pass, or in several that were combined.
@@ -57,26 +61,47 @@ class AttentionTally:
     Attributes:
         heads: the number of heads.
         input_address: where the module's input lies; one-head modules in parallel share it.
-        reducers: by gauge; a gauge that failed has none.
+        reducers: by the gauges that are reduced together. A gauge is in one group at most; one
+            that failed is in none.
     """
 
     heads: int
     input_address: int | None
-    reducers: dict[str, Reducer] = field(default_factory=dict)
+    reducers: dict[GaugeGroup, Reducer] = field(default_factory=dict)
 
-    def reducer(self, gauge: str, reducer_type: type[Reducer]) -> Reducer:
-        """Return the reducer of a gauge; a new one of this type if there is none yet."""
-        if gauge not in self.reducers:
-            self.reducers[gauge] = reducer_type()
-        return self.reducers[gauge]
+    def of_gauge(self, gauge: str) -> Reducer | None:
+        """Return what is kept of one gauge, (1, H); None if there is nothing."""
+        for gauges, reducer in self.reducers.items():
+            if gauge in gauges:
+                return reducer.of_gauge(gauges.index(gauge))
+        return None
+
+    def add(self, gauges: GaugeGroup, reducer: Reducer) -> None:
+        """Add what a reducer, which stays as it is, has of some gauges, (gauges, H)."""
+        if gauges in self.reducers:
+            self.reducers[gauges].merge(reducer)
+            return
+        others = [group for group in self.reducers if not set(group).isdisjoint(gauges)]
+        if not others:
+            self.reducers[gauges] = reducer.copy()
+            return
+        # In another pass, other gauges were reduced together: one of them failed.
+        for group in others:
+            self._add_one_by_one(group, self.reducers.pop(group))
+        self._add_one_by_one(gauges, reducer)
+
+    def _add_one_by_one(self, gauges: GaugeGroup, reducer: Reducer) -> None:
+        for row, gauge in enumerate(gauges):
+            one = reducer.of_gauge(row)
+            if (gauge,) in self.reducers:
+                self.reducers[(gauge,)].merge(one)
+            else:
+                self.reducers[(gauge,)] = one
 
     def merge(self, other: AttentionTally) -> None:
         """Add another tally of the same place, which stays as it is."""
-        for name, reducer in other.reducers.items():
-            if name in self.reducers:
-                self.reducers[name].merge(reducer)
-            else:
-                self.reducers[name] = reducer.copy()
+        for gauges, reducer in other.reducers.items():
+            self.add(gauges, reducer)
 
 
 # The attention of one pass, or of several that were combined.
@@ -147,16 +172,6 @@ _MEASURANDS: dict[GaugeKind, type[_QueryStatistics | _KeyStatistics]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Gauges whose values are reduced together."""
-
-    kind: GaugeKind
-    reducer_type: type[Reducer]
-    dtype: torch.dtype
-    device: torch.device
-
-
 @dataclass(frozen=True, eq=False)
 class _GaugeValues:
     """What a gauge gave for one attention call."""
@@ -165,16 +180,22 @@ class _GaugeValues:
     values: Tensor
 
 
+# Gauges are reduced together that have the same kind, reducer, type and device.
+_Alike = tuple[GaugeKind, type[Reducer], torch.dtype, torch.device]
+
+
 def _reduce_together(
-    tally: AttentionTally, measurand: _Measurand, group: _Group, members: Sequence[_GaugeValues]
+    tally: AttentionTally,
+    measurand: _Measurand,
+    reducer_type: type[Reducer],
+    members: Sequence[_GaugeValues],
 ) -> None:
-    """Add the values of some gauges of one group to their reducers."""
+    """Add the values of some gauges that are alike to their reducer."""
     values = torch.stack([member.values for member in members])  # (gauges, B, H, Tq) or (…, B, H)
     is_counted = measurand.is_counted(values)
-    parts = group.reducer_type.reduce(values, is_counted, measurand.sample)  # (gauges, H) each
-    for number, member in enumerate(members):
-        reducer = tally.reducer(member.gauge, group.reducer_type)
-        reducer.add_parts({name: part[number] for name, part in parts.items()})
+    reducer = reducer_type()
+    reducer.add_parts(reducer_type.reduce(values, is_counted, measurand.sample))  # (gauges, H)
+    tally.add(tuple(member.gauge for member in members), reducer)
 
 
 def _at(real: Tensor, positions: Tensor) -> Tensor:
@@ -304,7 +325,7 @@ class Tally:
         for kind in dict.fromkeys(gauge.kind for gauge in gauges):
             measurands[kind] = _MEASURANDS[kind](event, positions)
         tally = self._tally_at(event)
-        groups: dict[_Group, list[_GaugeValues]] = {}
+        groups: dict[_Alike, list[_GaugeValues]] = {}
         for gauge in gauges:
             measurand = measurands[gauge.kind]
             values = self._call(gauge, measurand.received)
@@ -313,15 +334,15 @@ class Tally:
             if not isinstance(values, Tensor) or values.shape != measurand.shape:
                 self._report_shape(gauge, measurand, values)
                 continue
-            reducer_type = self._reducer_types[gauge.name]
-            group = _Group(gauge.kind, reducer_type, values.dtype, values.device)
-            groups.setdefault(group, []).append(_GaugeValues(gauge.name, values))
-        for group, members in groups.items():
-            measurand = measurands[group.kind]
+            alike = (gauge.kind, self._reducer_types[gauge.name], values.dtype, values.device)
+            groups.setdefault(alike, []).append(_GaugeValues(gauge.name, values))
+        for (kind, reducer_type, _, _), members in groups.items():
+            measurand = measurands[kind]
             size = max(1, math.prod(measurand.shape))
             batch = max(1, JOINT_ELEMENTS // size)
             for start in range(0, len(members), batch):
-                _reduce_together(tally, measurand, group, members[start : start + batch])
+                part = members[start : start + batch]
+                _reduce_together(tally, measurand, reducer_type, part)
 
     def _tally_at(self, event: AttentionEvent) -> AttentionTally:
         heads = event.shape[1]
@@ -349,8 +370,9 @@ class Tally:
             number = self._call(gauge, event.distinct)
             if number is None:
                 continue
-            reducer = tally.reducer(gauge.name, self._reducer_types[gauge.name])
+            reducer = self._reducer_types[gauge.name]()
             reducer.add_number(float(number))
+            tally.add((gauge.name,), reducer)
 
     def _call(self, gauge: Gauge, received: Any) -> Any:
         """Return a gauge's value; None if it raised, which must not stop training or other gauges."""
@@ -392,32 +414,76 @@ class Tally:
         """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges."""
         widest = torch.tensor([float(max(self.widths(layers), default=0))], dtype=torch.float64)
         heads = int(processes.max_(widest))
-        values: dict[str, LongTable] = {}
-        for gauge in self.gauges:
-            if gauge.name not in self.due:
-                continue
-            table = self._table(gauge, layers, heads)
+        tables: dict[str, LongTable] = {}
+        for reducer_type, gauges in self._due_per_head().items():
+            table = self._table(reducer_type, gauges, layers, heads)
             table.combine(processes)
-            error = table.error()
-            if error is not None and not gauge.name.startswith("_"):
-                values[f"{gauge.name}{ERROR}"] = error.table(f"{gauge.name}{ERROR}")
-            result = table.result().table(gauge.name)
-            if not gauge.per_head:
-                result = result.first_column()
-            values[gauge.name] = result
-        return values
+            tables |= table.result().tables(gauges)
+            errors = table.error()
+            if errors is not None:
+                names = [f"{gauge}{ERROR}" for gauge in gauges]
+                tables |= errors.tables(names)
+        for gauge in self.gauges:
+            if gauge.name in self.due and not gauge.per_head:
+                table = self._table_of_layers(gauge.name, layers)
+                table.combine(processes)
+                tables[gauge.name] = table.result().table(gauge.name).first_column()
+        return self._in_order(tables)
 
-    def _table(self, gauge: Gauge, layers: Sequence[AttentionLayer], heads: int) -> Reducer:
-        """Return a reducer (layers, heads) with what was measured in this process."""
+    def _due_per_head(self) -> dict[type[Reducer], GaugeGroup]:
+        """Return, by reducer, the gauges that are due and have a number per head."""
+        gauges: dict[type[Reducer], GaugeGroup] = {}
+        for gauge in self.gauges:
+            if gauge.name in self.due and gauge.per_head:
+                reducer_type = self._reducer_types[gauge.name]
+                gauges[reducer_type] = (*gauges.get(reducer_type, ()), gauge.name)
+        return gauges
+
+    def _in_order(self, tables: Mapping[str, LongTable]) -> dict[str, LongTable]:
+        """Return tables in the order of the gauges, each after that of its standard error."""
+        ordered = {}
+        for gauge in self.gauges:
+            error = f"{gauge.name}{ERROR}"
+            if error in tables and not gauge.name.startswith("_"):
+                ordered[error] = tables[error]
+            if gauge.name in tables:
+                ordered[gauge.name] = tables[gauge.name]
+        return ordered
+
+    def _table(
+        self,
+        reducer_type: type[Reducer],
+        gauges: GaugeGroup,
+        layers: Sequence[AttentionLayer],
+        heads: int,
+    ) -> Reducer:
+        """Return a reducer (gauges, layers, heads) with what was measured in this process."""
         tallies = self.combined
-        if not gauge.per_head:
-            heads = 1
-        table = self._reducer_types[gauge.name].table(len(layers), heads)
+        table = reducer_type.table(len(gauges), len(layers), heads)
+        rows = {gauge: row for row, gauge in enumerate(gauges)}
         for number, layer in enumerate(layers):
             head = 0
             for key in layer.keys:
-                if key in tallies and gauge.name in tallies[key].reducers:
-                    head = table.put(number, head, tallies[key].reducers[gauge.name])
+                if key not in tallies:
+                    continue
+                tally = tallies[key]
+                for group, reducer in tally.reducers.items():
+                    # Groups of another reducer have none of these gauges.
+                    if group == gauges:
+                        table.put(number, head, reducer)
+                    elif group[0] in rows:
+                        table.put(number, head, reducer, [rows[gauge] for gauge in group])
+                head += tally.heads
+        return table
+
+    def _table_of_layers(self, gauge: str, layers: Sequence[AttentionLayer]) -> Reducer:
+        """Return a reducer (layers, 1) with what was measured in this process."""
+        tallies = self.combined
+        table = self._reducer_types[gauge].table(len(layers), 1)
+        for number, layer in enumerate(layers):
+            for key in layer.keys:
+                if key in tallies and (gauge,) in tallies[key].reducers:
+                    table.put(number, 0, tallies[key].reducers[(gauge,)])
         return table
 
 
