@@ -28,6 +28,7 @@ import claim_pages  # noqa: E402
 import contrasted  # noqa: E402
 import dataflow  # noqa: E402
 import demo_pictures  # noqa: E402
+import found  # noqa: E402
 import imports  # noqa: E402
 import paper_index  # noqa: E402
 import reading  # noqa: E402
@@ -137,6 +138,8 @@ def tables(folder: Path) -> None:
     page = ROOT / "docs/results.md"
     text = page.read_text()
     page.write_text(between(text, "results", results.table(findings, text)))
+    readme = ROOT / "README.md"
+    readme.write_text(found.filled(readme.read_text()))
 
 
 if __name__ == "__main__":
