@@ -323,7 +323,7 @@ def test_every_command_of_a_page_has_the_options_that_it_is_given(page):
 
 
 def test_a_command_with_a_wrong_option_is_found():
-    for wrong in ("scan x --gauge y", "train --steps", "demo x", "sweep train --layer 1"):
+    for wrong in ("scan x --gauge y", "train --steps", "demo x", "sweep --layer 1"):
         with pytest.raises(Exception, match=r"No such option|requires an argument|\['x'\]"):
             parsed(wrong.split())
 

@@ -154,7 +154,11 @@ def test_python_has_the_verbs_of_the_command_line():
         "docs",
         "doctor",
         "gauges",
+        "hierarchy",
+        "runs",
         "status",
+        "sweep",
+        "train",
     }
     assert commands <= set(joma.__all__)
     text = pydoc.render_doc(joma, renderer=pydoc.plaintext)

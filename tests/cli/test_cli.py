@@ -59,7 +59,7 @@ def joma(*arguments, cwd=None, check=None, columns=100):
 
 def test_help_names_the_commands():
     out = process("--help", check=0).stdout
-    assert all(command in out for command in ("claims", "reproduce", "simulate", "plot", "gauges"))
+    assert all(command in out for command in ("claims", "reproduce", "simulate", "watch", "gauges"))
 
 
 def test_claims_as_json_carry_what_was_promised():
@@ -111,7 +111,15 @@ def test_a_real_process_ends_with_a_message_and_2(tmp_path):
         (("simulate", "two-token"), "Did you mean 'two-tokens'"),
         (("simulate", "missing.npz"), "no file missing.npz"),
         (("simulate",), "which task?"),
-        (("plot", "nowhere"), "nowhere is not a run: it does not exist"),
+        (("report", "nowhere"), "nowhere is not a run: it does not exist"),
+        (("status", "nowhere"), "nowhere is not a run: it does not exist"),
+        (("runs", "nowhere"), "there is no folder nowhere"),
+        (("runs",), "there is no folder runs"),
+        (("gauges", "entrpy"), "Did you mean 'entropy'"),
+        (("gauges", "stable_rank.x"), "there is no part 'x' of the gauge 'stable_rank'"),
+        (("watch", "--in", "lop"), "Did you mean 'loop'"),
+        (("hierarchy", "--objective", "leaf"), "objective must be class or token, got 'leaf'"),
+        (("hierarchy", "--rho", "2"), "rho must be between 0 and 1, got 2.0"),
     ],
 )
 def test_bad_input_names_the_value_and_leaves_nothing(tmp_path, arguments, message):
@@ -217,7 +225,9 @@ def test_a_folder_with_another_run_is_refused_until_forced(tmp_path):
     assert (out / "run.json").read_bytes() == before
     joma("simulate", "two-tokens", "--out", out, "--t-end", "2", "--force", check=0)
     assert Run(out).info["config"]["t_end"] == 2.0
-    assert f"{out}/figure.svg" in joma("plot", out, check=0).stdout
+    figure = tmp_path / "picture.svg"
+    assert str(figure) in joma("report", out, "--out", figure, check=0).stdout
+    assert figure.read_text().startswith("<svg")
 
 
 def test_a_pipe_gets_no_empty_line_from_a_progress_bar(tmp_path):
@@ -230,7 +240,7 @@ def test_a_pipe_gets_no_empty_line_from_a_progress_bar(tmp_path):
 def test_errors_of_the_system_are_told_without_their_numbers(tmp_path):
     (tmp_path / "file").write_text("")
     joma("simulate", "two-tokens", "--t-end", "1", "--out", "run", cwd=tmp_path, check=0)
-    done = joma("plot", "run", "--csv", "file/table.csv", cwd=tmp_path, check=2)
+    done = joma("report", "run", "--out", "file/table.csv", cwd=tmp_path, check=2)
     assert "Errno" not in done.stderr
     assert "Not a directory" in done.stderr or "File exists" in done.stderr
 
@@ -275,7 +285,7 @@ def test_reproduce_writes_the_promised_files_skips_what_is_there_and_refuses_oth
     assert "\x1b" not in first.stdout + first.stderr
     assert first.stderr.startswith("fig3: holds (")
     stamp = (out / "fig3/run.json").stat().st_mtime_ns
-    assert "there" in joma("reproduce", "fig3", "--out", out, check=0).stdout
+    assert "cached" in joma("reproduce", "fig3", "--out", out, check=0).stdout
     assert (out / "fig3/run.json").stat().st_mtime_ns == stamp
     refused = joma("reproduce", "fig3", "--out", out, "--seed", "1", check=2)
     assert "holds another run" in refused.stderr

@@ -64,7 +64,10 @@ COMMANDS = {
     "gauges": ("gauges",),
     "exhibits": ("reproduce", "--list"),
     "tasks": ("simulate", "--list"),
-    "sweep": ("sweep", "status", "{sweep}"),
+    "one gauge": ("gauges", "stable_rank.qk"),
+    "watch": ("watch",),
+    "runs": ("runs", "{sweep}"),
+    "sweep": ("status", "{sweep}"),
     "status": ("status", "{run}"),
     "scan": (
         *("scan", "{checkpoints}", "--out", "{out}", "--mlp", r"blocks\.\d+\.up"),
@@ -74,7 +77,8 @@ COMMANDS = {
 }
 WHOLE = {  # what has to be there in one piece
     "claims": ("0.64",),
-    "sweep": ("4.123", "NaN", "0.0001235", "1236", "6001", "2.066"),
+    "runs": ("4.123", "NaN", "0.0001235", "6,001", "critical"),
+    "sweep": ("4.123", "NaN", "0.0001235", "1236", "6,001", "2.066", "critical"),
     "status": ("0.01235", "0.1"),
     "scan": ("143,000", "stable_rank"),
     "audit": ("143,000",),
@@ -107,7 +111,7 @@ def test_json_has_all_digits(name, places):
     words = [word.format(**places) for word in COMMANDS[name]]
     value = json.loads(joma(*words, "--json").stdout)
     assert value
-    if name == "sweep":
+    if name in ("runs", "sweep"):
         assert [row["loss"] for row in value] == [4.123456789, "nan", 0.000123456789]
         assert value[0]["step"] == 5999
     if name == "status":

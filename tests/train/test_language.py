@@ -331,7 +331,7 @@ def test_any_gauges_and_any_folder_can_be_asked_for(tmp_path, monkeypatch, capsy
         said = capsys.readouterr()
         assert end.value.code == 0
         assert f"{out}: done" in said.out
-        assert f"picture: joma plot {out}" in said.out
+        assert f"page: joma report {out} --open" in said.out
         assert "layer 1: " in said.out
         assert "entropy" not in said.out  # it was not measured
     assert f"{out} is complete" in said.err

@@ -128,7 +128,6 @@ def test_the_command_prints_brackets_as_they_are(tmp_path, monkeypatch, capsys):
     command = [
         "joma",
         "sweep",
-        "train",
         *arguments,
         "--steps=2",
         "--data=pydoc,no[/x]such",
@@ -142,7 +141,7 @@ def test_the_command_prints_brackets_as_they_are(tmp_path, monkeypatch, capsys):
     assert "unknown corpus 'no[/x]such'" in said.err
     with RunWriter.create(out / "[b]", kind="train", config={}) as writer:
         writer.finish("failed", "no [/x] here")
-    monkeypatch.setattr(sys, "argv", ["joma", "sweep", "status", str(out)])
+    monkeypatch.setattr(sys, "argv", ["joma", "status", str(out)])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as end:
         main()

@@ -107,7 +107,7 @@ def scan(
             begins. Each checkpoint has an equal share of it.
         workers: checkpoints at a time.
         engine: "processes" (of this machine; one worker is this process itself) or "ray".
-        address: of a Ray cluster; by default a local one is started.
+        address: address of a Ray cluster, "ray://HOST:PORT"; by default a local one is started.
         retry: repeat what failed before.
         overwrite: replace the run in the folder instead of continuing it.
         report: called with the progress: checkpoints done, in all, and what is being done.

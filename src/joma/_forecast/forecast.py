@@ -215,7 +215,7 @@ def forecast(
     Arguments:
         runs: run folders whose learning rates are known: of `joma train`, or of `joma.watch` with an optimizer.
         lr: the learning rate of the new run.
-        steps: its length.
+        steps: how long the new run is.
         layers: its depth, if it is to be checked: a run of another depth cannot be foretold.
         gauges: what to foretell.
 

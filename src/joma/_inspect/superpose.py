@@ -59,13 +59,13 @@ def superpose(
             or a ``.npy`` or ``.txt`` file of them.
         layer: which MLPs, counted from 0; all by default.
         neuron: one that will be asked for: checked before the pass.
-        tokens: read so many at most.
-        contexts: kept for each neuron.
+        tokens: read so many tokens at most; by default the whole corpus.
+        contexts: contexts kept for each neuron.
         length: tokens per window: what a query can look back to.
         batch: windows at a time.
-        tokenizer: of the model by default; an object, a folder or an id of the hub.
-        revision: of a model on the hub.
-        device: where to run.
+        tokenizer: an object, or a folder or id on the hub; by default that of the model.
+        revision: branch, tag or commit of a model on the hub, as "step1000".
+        device: where to run: "cpu", "cuda", …
         masked: neurons whose patterns are masked at most, the surest first; None for all.
         untrained: a control: the same architecture with new weights.
         seed: of the words that are put in place of masked ones, and of new weights.

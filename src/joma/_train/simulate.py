@@ -119,7 +119,7 @@ def default_run(source: str) -> Path:
 
 
 def simulate(
-    source: str | os.PathLike[str],
+    task: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
     *,
     attention: str = "softmax",
@@ -139,7 +139,7 @@ def simulate(
     """Integrate the joint dynamics of a task: a run folder with its picture.
 
     Arguments:
-        source: a .npz or .csv file, or the name of a synthetic task, as in ``joma simulate --list``.
+        task: a .npz or .csv file, or the name of a synthetic task, as in ``joma simulate --list``.
         out: the run folder to write; runs/simulate-TASK by default.
         attention: "linear", "exp" or "softmax".
         activation: "linear", "relu", "leaky_relu", "gelu" or "silu".
@@ -152,7 +152,7 @@ def simulate(
         times: how many output times.
         scale: size of the random start where the file gives none.
         signed: admit negative x.
-        seed: of synthetic tasks and starts.
+        seed: seed of synthetic tasks and starts.
         force: replace the run in the folder.
 
     Returns:
@@ -171,7 +171,7 @@ def simulate(
     from joma._show.plots import simulation
     from joma.theory import FoldedFlow, JointFlow
 
-    source = os.fspath(source)
+    source = os.fspath(task)
     out = default_run(source) if out is None else Path(out)
     problem = load_task(source, seed, scale, signed=signed)
     options = (attention, activation, mlp_lr, attention_lr)

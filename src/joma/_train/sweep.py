@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from joma._jobs import Job, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
 from joma._runs import Run, RunError
+from joma._runs.listing import standings
 from joma._runs.writer import check_config
 from joma._train.language import train
 from joma._train.settings import Settings, check_whole
@@ -146,44 +147,10 @@ def _train_one(
 
 
 def status(out: str | os.PathLike[str]) -> pd.DataFrame:
-    """A table of the runs below a folder: what varies, status, steps, losses, entropy, phases."""
+    """Return a table of the runs below a folder: status, steps, losses, entropy, phases, worst alert."""
     import pandas as pd
 
-    columns = [
-        "run",
-        "status",
-        "step",
-        "steps",
-        "loss",
-        "valid_loss",
-        "entropy",
-        "phases",
-        "reason",
-    ]
-    return pd.DataFrame(standing(out), columns=columns)
-
-
-def standing(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """How the runs below a folder stand, one dict each; None is what a run has not, NaN what it measured."""
-    out = Path(out)
-    paths = sorted(path.parent for path in out.glob("*/run.json"))
-    if not paths:
-        raise RunError(f"there are no runs in {out}")
-    rows = []
-    for path in paths:
-        stored = Run(path)
-        info, table = stored.info, stored.latest()
-        means = table.groupby("gauge").value.mean()
-        phases = table[table.gauge == "phase"].value.dropna()
-        row: dict[str, Any] = {
-            "run": path.name, "status": stored.status, "step": int(table.step.max()) if len(table) else None,
-            "steps": info["config"].get("steps"),
-        }  # fmt: skip
-        row |= {
-            gauge: float(means[gauge]) if gauge in means else None
-            for gauge in ("loss", "valid_loss", "entropy")
-        }
-        row["phases"] = " ".join(info["phases"][int(code)] for code in phases)
-        row["reason"] = info.get("reason")
-        rows.append(row)
-    return rows
+    columns = (
+        "run", "status", "step", "steps", "loss", "valid_loss", "entropy", "phases", "alert", "reason",
+    )  # fmt: skip
+    return pd.DataFrame(standings(out), columns=list(columns))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from joma.cli import help
 from joma.cli.figures import save_figure, say_how_to_get_figures
+from joma.cli.options import Change, options_of
 from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
 
 if TYPE_CHECKING:
@@ -21,41 +22,19 @@ if TYPE_CHECKING:
 _MOST_LINES = 40
 
 
-def _audit(
-    source: Annotated[
-        str, typer.Argument(help="A folder of checkpoints, or the id of a model on the hub.")
-    ],
-    revisions: Annotated[
-        str | None, typer.Option(help="As for `joma scan`.", show_default="all that have a step")
-    ] = None,
-    level: Annotated[
-        str,
-        typer.Option(
-            help="hashes (of the hub no weight is read), slices (64 kB per tensor) or full.",
-            autocompletion=help.one_of("hashes", "slices", "full"),
-        ),
-    ] = "slices",
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder to write.", show_default="runs/audit-…")
-    ] = None,
-    as_json: AsJson = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."
-        ),
-    ] = None,
-    retry: Annotated[
-        bool, typer.Option("--retry", help="Repeat what could not be read before.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start again even if there is a run.")
-    ] = False,
-) -> None:
-    """Check a series of checkpoints for copies, wrong shards, swapped steps and damage.
-
-    The exit status is 1 if there is a fault. The same command again continues where it stopped.
-    """
+@options_of(
+    "audit",
+    argument="source",
+    without=["report"],
+    changes={
+        "source": Change(help="A folder of checkpoints, or the id of a model on the hub."),
+        "run": Change(("--out",), "Run folder to write.", kind=Path, default_text="runs/audit-…"),
+        "level": Change(complete=help.one_of("hashes", "slices", "full")),
+        "overwrite": Change(("--force",)),
+    },
+)
+def _audit(as_json: AsJson = False, **options: Any) -> None:
+    """The exit status is 1 if there is a fault. The same command again continues where it stopped."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
     from joma._checkpoints.audit.audit import audit
@@ -64,7 +43,9 @@ def _audit(
     from joma.cli.progress import bars_of
     from joma.cli.scan import folder_name
 
-    folder = out or Path("runs") / f"audit-{folder_name(source)}-{level}"
+    if options["run"] is None:
+        name = f"audit-{folder_name(options['source'])}-{options['level']}"
+        options["run"] = Path("runs") / name
     columns = (
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
@@ -78,16 +59,7 @@ def _audit(
                 bars.console.print(text, markup=False, highlight=False)
             bars.update(task, completed=done, total=total, description=harmless(text))
 
-        result = audit(
-            source,
-            run=folder,
-            revisions=revisions,
-            level=level,
-            budget=budget,
-            retry=retry,
-            overwrite=force,
-            report=report,
-        )
+        result = audit(**options, report=report)
     out_console = console(stderr=as_json)
     if as_json:
         print_json(result.as_json())

@@ -17,14 +17,16 @@ from joma.cli import (
     doctor,
     forecast,
     gauges,
-    plot,
+    hierarchy,
     report,
     reproduce,
+    runs,
     scan,
     simulate,
     status,
     superpose,
     train,
+    watch,
 )
 from joma.cli.help import CommandGroup, arrange
 
@@ -62,8 +64,9 @@ arrange(
     app,
     [
         ("Start", (demo, doctor, docs)),
-        ("Measure", (plot, status, report, forecast, scan, audit, superpose, gauges)),
-        ("Theory", (simulate, claims)),
+        ("Watch", (watch, runs, status, report, gauges)),
+        ("Measure", (scan, audit, forecast, superpose)),
+        ("Theory", (simulate, claims, hierarchy)),
         ("Paper", (reproduce, train)),
     ],
 )

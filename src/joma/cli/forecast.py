@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from joma.cli.figures import save_figure, say_how_to_get_figures
+from joma.cli.options import Change, options_of
 from joma.cli.terminal import AsJson, console, print_json, print_table, say, show_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# As `joma._forecast.clock.GAUGES`, which would import NumPy.
+GAUGES = "entropy, stable_rank, valid_loss, loss"
 
+
+@options_of("forecast", argument="runs", changes={"gauges": Change(default=GAUGES)})
 def _forecast(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders of one model: several seeds give a band.")
-    ],
-    lr: Annotated[float, typer.Option(help="The learning rate of the new run.")],
-    steps: Annotated[int, typer.Option(help="Its length.")],
-    layers: Annotated[
-        int | None, typer.Option(help="Its depth; refused if the runs have another.")
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the figure and forecast.csv.")
     ] = None,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
-    """Foretell entropy, stable rank and loss of a run at another learning rate, on the common clock τ = Σ lr.
-
-    Tells the values at the end with a band from the seeds, the steps of trough and bounce, and where the clock is
-    known not to hold.
+    """Several seeds give a band. The table has the values at the end, the steps of trough and bounce, and where
+    the clock is known not to hold.
     """
     from joma._forecast.forecast import forecast
     from joma._runs import write_atomic
 
     files = []
-    told = forecast(runs, lr=lr, steps=steps, layers=layers)
+    told = forecast(**options)
     table = told.table()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -45,16 +41,17 @@ def _forecast(
         write_atomic(out / "forecast.csv", told.frame().to_csv(index=False))
     if as_json:
         rows = table.astype(object).where(table.notna(), None).to_dict("records")
-        facts = {"lr": lr, "steps": steps, "tau": told.tau, "runs": list(told.sources)}
+        facts: dict[str, Any] = {"lr": options["lr"], "steps": options["steps"]}
+        facts |= {"tau": told.tau, "runs": list(told.sources)}
         print_json(facts | {"warnings": list(told.warnings), "curves": rows})
         if out is not None:
             say_how_to_get_figures(console(stderr=True))
         return
     screen = console()
-    say(
-        f"lr {lr:g}, {steps:,} steps, τ = {told.tau:.3g}, from {len(runs)} run{'s' * (len(runs) > 1)}",
-        screen,
-    )
+    plural = "" if len(options["runs"]) == 1 else "s"
+    sources = f"{len(options['runs'])} run{plural}"
+    times = f"lr {options['lr']:g}, {options['steps']:,} steps, τ = {told.tau:.3g}"
+    say(f"{times}, from {sources}", screen)
     columns = [
         "gauge",
         ">layer",

@@ -9,25 +9,26 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from joma._extras import has
+
 # command -> one that can be typed as it is; tests parse them
 EXAMPLES = {
     "demo": "joma demo --seed 1 --no-open",
-    "plot": "joma plot runs/mine --csv numbers.csv",
+    "watch": "joma watch runs/mine --in loop",
+    "runs": "joma runs runs/sweep",
     "status": "joma status runs/mine",
-    "report": "joma report runs/a runs/b --out compare.html",
+    "report": "joma report runs/mine --out figure.svg --out numbers.csv",
     "forecast": "joma forecast runs/seed-0 runs/seed-1 --lr 1e-5 --steps 60000",
     "scan": "joma scan checkpoints/ --gauges stable_rank,stable_rank.qk",
     "audit": "joma audit EleutherAI/pythia-70m --revisions log --level hashes",
     "superpose": "joma superpose EleutherAI/pythia-70m --data pydoc --tokens 100000",
-    "gauges": "joma gauges",
+    "gauges": "joma gauges entropy",
     "claims": "joma claims T2.invariant",
     "simulate": "joma simulate two-tokens --attention exp --t-end 5",
     "reproduce": "joma reproduce fig3 --out runs/paper",
     "train": "joma train --layers 2 --lr 1e-3 --steps 2000",
-    "train hierarchy": "joma train hierarchy --rho 0.8 --steps 400",
-    "sweep": "joma sweep train --layers 1,2 --seed 0..2 --workers 2",
-    "sweep train": "joma sweep train --layers 1,2 --seed 0..2 --workers 2",
-    "sweep status": "joma sweep status runs/sweep",
+    "sweep": "joma sweep --layers 1,2 --seed 0..2 --workers 2",
+    "hierarchy": "joma hierarchy --rho 0.8 --steps 400",
     "doctor": "joma doctor --json",
     "docs": "joma docs watch",
 }
@@ -105,6 +106,11 @@ def _walk(app: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 # What a shell completes. Registries are read when it asks.
 
+# The modules that register joma's own gauges.
+GAUGE_MODULES = tuple(
+    f"joma._measure.gauges.{name}" for name in ("builtin", "assumptions", "stream")
+)
+
 
 def one_of(*words: str) -> Callable[[str], list[str]]:
     """Completes one of these words."""
@@ -125,6 +131,8 @@ def exhibits(incomplete: str) -> list[tuple[str, str]]:
 
 def claims(incomplete: str) -> list[str]:
     """Ids of claims, and of groups of them."""
+    if not has("theory"):
+        return []
     from joma.paper.claims import claims
 
     ids = [claim.id for claim in claims()]
@@ -133,22 +141,51 @@ def claims(incomplete: str) -> list[str]:
 
 
 def gauges(incomplete: str) -> list[str]:
-    """Names of gauges, the last of several between commas; after a dot, the part."""
-    from joma._measure.gauges.registry import gauges, parts_of
-
+    """Return the gauges that complete the last of several names between commas."""
     before, comma, last = incomplete.rpartition(",")
-    name, dot, _ = last.partition(".")
-    known = gauges()
-    names = (
-        [f"{name}.{part}" for part in parts_of(known[name])]
-        if dot and name in known
-        else list(known)
-    )
-    return [f"{before}{comma}{word}" for word in names if word.startswith(last)]
+    return [f"{before}{comma}{name}" for name in gauge(last)]
+
+
+def gauge(incomplete: str) -> list[str]:
+    """Return the gauges whose names begin so; after a dot, with the parts that they can be measured on."""
+    kinds = gauge_kinds()
+    name, dot, _ = incomplete.partition(".")
+    names = list(kinds)
+    if dot and name in kinds:
+        names = [f"{name}.{part}" for part in _parts_of(kinds[name])]
+    return [one for one in names if one.startswith(incomplete)]
+
+
+def gauge_kinds() -> dict[str, str]:
+    """Return gauge -> the name of its kind, without importing torch, which takes seconds.
+
+    Of gauges that installed packages bring, the kind is not known and "".
+    """
+    from importlib.metadata import entry_points
+
+    from joma.cli.sources import decorated
+
+    kinds = {}
+    for module in GAUGE_MODULES:
+        for (name, *_), named, _ in decorated(module, "gauge"):
+            kinds[name] = named["on"]
+    for entry in entry_points(group="joma.gauges"):
+        kinds.setdefault(entry.name, "")
+    return kinds
+
+
+def _parts_of(kind: str) -> list[str]:
+    from joma._measure.gauges.kinds import KINDS
+
+    if not kind:
+        return []
+    return list(KINDS[kind].parts)
 
 
 def tasks(incomplete: str) -> list[tuple[str, str]]:
     """Names of synthetic tasks."""
+    if not has("theory"):
+        return []
     from joma.theory.tasks import TASKS
 
     return [(name, what) for name, (what, _) in TASKS.items() if name.startswith(incomplete)]

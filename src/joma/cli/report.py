@@ -1,37 +1,43 @@
-"""`joma report`: a page from any runs."""
+"""`joma report`: a page from any runs, the picture of one, or its numbers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from joma._extras import has, require
 from joma.cli.browser import NO_WINDOW, open_page
-from joma.cli.terminal import console, say
+from joma.cli.options import Change, options_of
+from joma.cli.runs import print_standings
+from joma.cli.terminal import console, say, tell_newest
+
+# Endings of files that are no pages, as in `joma._show.pages.runs`, which needs the extra `report`.
+EXPORTS = (".svg", ".png", ".pdf", ".json", ".csv")
 
 
+@options_of(
+    "report",
+    argument="runs",
+    changes={
+        "runs": Change(
+            help="Run folders, or folders of them: of train, sweep, scan, watch, simulate, …",
+            kind=list[Path],
+        ),
+        "out": Change(
+            help="The file to write, several times if you like: a page (.html); of one run also its picture "
+            "(.svg, .png, .pdf, .json for Vega-Lite) or its numbers (.csv).",
+            kind=list[Path],
+            default_text="RUN/report.html; report-A+B.html of several",
+        ),
+        "title": Change(help="Its heading."),
+        "clock": Change(
+            help="Over τ, the sum of learning rates, not over steps; the page can switch."
+        ),
+    },
+)
 def _report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Run folders, or folders of them: of train, sweep, scan, watch, simulate, …"
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The page to write.", show_default="RUN/report.html; report-A+B.html of several"
-        ),
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="Its heading.")] = None,
-    clock: Annotated[
-        bool,
-        typer.Option(
-            "--clock",
-            help="Over τ, the sum of learning rates, not over steps; the page can switch.",
-        ),
-    ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     live: Annotated[
         bool,
@@ -42,24 +48,67 @@ def _report(
     port: Annotated[
         int | None, typer.Option(help="With --live: of 127.0.0.1.", show_default="any that is free")
     ] = None,
+    **options: Any,
 ) -> None:
-    """One interactive page from any runs; several are drawn over each other. It needs no network to be viewed."""
+    """A page needs no network to be viewed."""
+    files: list[Path] = options["out"] or []
     if live:
-        if out is not None:
+        if files:
             raise ValueError(
-                f"--live serves a page and writes none: leave out --out {out}, or --live"
+                f"--live serves a page and writes none: leave out --out {files[0]}, or --live"
             )
-        _serve(runs, title, clock, open_, port or 0)
+        _serve(options["runs"], options["title"], options["clock"], open_, port or 0)
         return
     if port is not None:
         raise ValueError(f"--port {port} is for --live")
+    if not has("report"):
+        _report_without_figures(options["runs"], files)
+        return
+    if open_ and files and all(file.suffix in EXPORTS for file in files):
+        raise ValueError("--open is for a page, and none is asked for: add --out report.html")
     from joma._show.pages.runs import report
 
-    with console(stderr=True).status("drawing"):
-        page = report(runs, out, title, clock=clock)
-    say(f"report: {page} ({page.stat().st_size / 1e6:.1f} MB)")
-    if open_ and not open_page(page.absolute().as_uri()):
+    page = None
+    places: list[Path | None] = [*files] or [None]
+    for file in places:
+        with console(stderr=True).status("drawing"):
+            written = report(**options | {"out": file})
+        _tell(written)
+        if written.suffix not in EXPORTS:
+            page = written
+    first, *others = options["runs"]
+    if not others and (first / "run.json").exists():
+        tell_newest(first)
+    if open_ and page is not None and not open_page(page.absolute().as_uri()):
         say(NO_WINDOW)
+
+
+def _tell(file: Path) -> None:
+    if file.suffix == ".csv":
+        say(f"numbers: {file}")
+    elif file.suffix in EXPORTS:
+        say(f"picture: {file}")
+    else:
+        say(f"report: {file} ({file.stat().st_size / 1e6:.1f} MB)")
+
+
+def _report_without_figures(runs: list[Path], files: list[Path]) -> None:
+    """Write the numbers that were asked for, or print how the runs stand, without the extra `report`."""
+    from joma._runs import Run, write_atomic
+    from joma._runs.listing import standings
+
+    tables = [file for file in files if file.suffix == ".csv"]
+    if files and tables == files and len(runs) == 1:
+        frame = Run(runs[0]).frame()
+        for file in tables:
+            write_atomic(file, frame.to_csv(index=False))
+            _tell(file)
+        return
+    rows = []
+    for run in runs:
+        rows += standings(run)
+    print_standings(rows, in_full=True)
+    require("report", "a page or a picture")
 
 
 def _serve(runs: list[Path], title: str | None, clock: bool, show: bool, port: int) -> None:
@@ -69,9 +118,10 @@ def _serve(runs: list[Path], title: str | None, clock: bool, show: bool, port: i
         if show and not open_page(url):
             say(NO_WINDOW)
 
-    serve(
-        runs, title, port=port, clock=clock, say=lambda line: print(line, flush=True), ready=ready
-    )
+    def tell(line: str) -> None:
+        print(line, flush=True)
+
+    serve(runs, title, port=port, clock=clock, say=tell, ready=ready)
 
 
 def register(app: typer.Typer) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from joma._extras import require
 from joma.cli import help
+from joma.cli.options import Change, options_of
 from joma.cli.terminal import (
     UNLIMITED,
     VERDICT_STYLE,
@@ -31,64 +32,41 @@ if TYPE_CHECKING:
     from joma.paper.exhibits.runner import Entry, ExhibitObserver, Reproduction
 
 _WIDE = 150  # columns from which on the last table has a column for everything
+_CACHED = "cached"  # instead of a time: made earlier, by the same code and settings
 _LONG = 600.0  # seconds; how long it takes is announced before anything that takes longer
 
 
-def command(
-    exhibits: Annotated[
-        list[str] | None,
-        typer.Argument(
+@options_of(
+    "reproduce",
+    argument="exhibits",
+    without=["observer"],
+    changes={
+        "exhibits": Change(
             help="fig2, fig3, folding, …; see --list.",
-            show_default="all, and the claims",
-            autocompletion=help.exhibits,
+            kind=list[str],
+            default_text="all, and the claims",
+            complete=help.exhibits,
         ),
-    ] = None,
-    preset: Annotated[
-        str,
-        typer.Option(
-            help="default (minutes; shows and spot-checks records of longer runs), laptop (hours; "
-            "computes everything), or paper (the paper's own scale).",
-            autocompletion=help.one_of("default", "laptop", "paper"),
-        ),
-    ] = "default",
-    out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path(
-        "runs/reproduce"
-    ),
-    report: Annotated[
-        Path | None, typer.Option(help="Where to write the page.", show_default="OUT/report.html")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Seed of everything random.",
-            show_default="100: no rule was changed after a look at its results",
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
+        "out": Change(kind=Path),
+        "preset": Change(complete=help.one_of("default", "laptop", "paper")),
+        "settings": Change(
+            ("--set",),
+            "Another value for a setting of the preset; of one exhibit.",
+            kind=list[str],
             metavar="KEY=VALUE",
-            help="Another value for a setting of the preset; of one exhibit.",
         ),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            help="Exhibits at a time; results do not depend on it.", show_default="the cores"
+        "report": Change(
+            help="Where to write the page.", kind=Path, default_text="OUT/report.html"
         ),
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="processes (this machine) or ray.", autocompletion=help.ENGINES)
-    ] = "processes",
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Make exhibits again that are there already.")
-    ] = False,
+        "engine": Change(complete=help.ENGINES),
+    },
+)
+def _reproduce(
     list_: Annotated[bool, typer.Option("--list", help="List the exhibits and exit.")] = False,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
-    """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
+    """The exit status is 0 if all of them could be made and agree with their records."""
     require("paper", "joma reproduce")
     if list_:
         _list(as_json=as_json)
@@ -96,19 +74,7 @@ def command(
     from joma._show.pages.reproduce import reproduce
 
     start = time.monotonic()
-    reproduction = reproduce(
-        exhibits,
-        out,
-        preset=preset,
-        seed=seed,
-        settings=set_,
-        report=report,
-        force=force,
-        jobs=jobs,
-        engine=engine,
-        address=address,
-        observer=_observer(as_json=as_json),
-    )
+    reproduction = reproduce(**options, observer=_observer(as_json=as_json))
     messages = console(stderr=as_json)
     say(f"report: {reproduction.page}", messages)
     say(f"{reproduction.conclusion}; {_clock(time.monotonic() - start)}", messages)
@@ -143,7 +109,7 @@ def _observer(*, as_json: bool) -> ExhibitObserver:
                 say(f"{count} to compute: about {_clock(seconds)}", messages)
 
         def finished(self, entry: Entry) -> None:
-            seconds = _clock(entry.seconds) if entry.fresh else "there"
+            seconds = _clock(entry.seconds) if entry.fresh else _CACHED
             text = f": {entry.what}" if entry.what else ""
             print(f"{entry.id}: {entry.verdict} ({seconds}){text}", file=sys.stderr, flush=True)
 
@@ -198,7 +164,7 @@ def live_table(entries: list[Entry], left: float, now: float) -> RenderableType:
             table.add_row(entry.id, bar, _clock(now - entry.started), escape(entry.what))
         else:
             style = VERDICT_STYLE.get(entry.verdict, "green")
-            how = _clock(entry.seconds) if entry.fresh else "there"
+            how = _clock(entry.seconds) if entry.fresh else _CACHED
             table.add_row(entry.id, f"[{style}]{entry.verdict}[/{style}]", how, escape(entry.what))
     done = sum(entry.state in ("done", "failed") for entry in entries)
     return Group(table, f"\n{done} of {len(entries)} done, about {_clock(left)} left")
@@ -253,7 +219,7 @@ def _print(out: Console, reproduction: Reproduction) -> None:
         text = "all checks ran and rejected their controls"
         if wrong:
             text = f"[red]wrong: {', '.join(wrong)}[/red]"
-        seconds = _clock(reproduction.claims_seconds) if reproduction.claims_fresh else "there"
+        seconds = _clock(reproduction.claims_seconds) if reproduction.claims_fresh else _CACHED
         out.print(f"\n{len(reproduction.claims)} claims ({seconds}): {text}. More: joma claims")
 
 
@@ -306,7 +272,7 @@ def _cells(outcome: ExhibitOutcome) -> tuple[str, str]:
 
 
 def _time(outcome: ExhibitOutcome) -> str:
-    return _clock(outcome.seconds) if outcome.fresh else "there"
+    return _clock(outcome.seconds) if outcome.fresh else _CACHED
 
 
 def _clock(seconds: float) -> str:
@@ -318,4 +284,4 @@ def _clock(seconds: float) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("reproduce")(command)
+    app.command("reproduce")(_reproduce)

@@ -12,6 +12,7 @@ import typer
 
 from joma.cli import help
 from joma.cli.figures import save_figure, say_how_to_get_figures
+from joma.cli.options import Change, options_of
 from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
 
 if TYPE_CHECKING:
@@ -26,91 +27,35 @@ _MOST_LINES = 40
 _MOST_NAMES = 4
 
 
-def _scan(
-    source: Annotated[
-        list[str],
-        typer.Argument(
+@options_of(
+    "scan",
+    argument="source",
+    without=["report"],
+    changes={
+        "source": Change(
             help="A folder of checkpoints or of models, one model, the id of a model on the hub, or "
             "smollm2, rxnfp, rxnmapper. Several models are compared."
         ),
-    ],
-    revisions: Annotated[
-        str | None,
-        typer.Option(
-            help="step0,step1000 or 0..5000[:500] or pythia, all, log, log:20.",
-            show_default="all in a folder",
-        ),
-    ] = None,
-    gauges: Annotated[
-        str,
-        typer.Option(
-            help="Names as in `joma gauges`, with commas; change.all is every part of a block.",
-            autocompletion=help.gauges,
-        ),
-    ] = "stable_rank",
-    data: Annotated[
-        str,
-        typer.Option(
+        "run": Change(("--out",), "Run folder to write.", kind=Path, default_text="runs/scan-…"),
+        "data": Change(
             help="Corpus for attention gauges: pydoc, wikitext-103, a path, …; or token ids: a .npy "
             "or .txt file of whole numbers."
         ),
-    ] = "pydoc",
-    tokens: Annotated[int, typer.Option(help="How many tokens of it.")] = 20_000,
-    length: Annotated[
-        int | None,
-        typer.Option(help="Tokens of a sequence.", show_default="512, or what the model has"),
-    ] = None,
-    mlp: Annotated[
-        str | None,
-        typer.Option(
-            help="Regular expression that whole names of tensors match: the lower MLP matrices."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="For attention gauges: a folder or id.", show_default="the model's own"),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            help="The model that LoRA adapters add to: a folder or id.", show_default="updates only"
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder to write.", show_default="runs/scan-…")
-    ] = None,
-    keep: Annotated[
-        bool,
-        typer.Option(
-            "--keep/--no-keep",
-            help="Keep weights that were downloaded, or delete them once measured.",
-        ),
-    ] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."
-        ),
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Checkpoints at a time.")] = 1,
-    engine: Annotated[
-        str, typer.Option(help="processes (this machine) or ray.", autocompletion=help.ENGINES)
-    ] = "processes",
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Do again what failed before.")] = False,
+        "gauges": Change(default="stable_rank", complete=help.gauges),
+        "keep": Change(("--keep/--no-keep",)),
+        "engine": Change(complete=help.ENGINES),
+        "overwrite": Change(("--force",)),
+    },
+)
+def _scan(
     page: Annotated[
         Path | None, typer.Option("--report", help="Also write its interactive page to this file.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start again even if there is a run.")
-    ] = False,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
-    """Measure gauges on a series of checkpoints, or compare several models.
-
-    The same command again continues where it stopped. With other gauges it writes to another folder
-    (NAME-2, …). The exit status is 0 if all gauges were measured on all checkpoints, 1 if one could
-    not be, and 2 if the question was wrong.
+    """With other gauges it writes to another folder (NAME-2, …). The exit status is 0 if all gauges
+    were measured on all checkpoints, 1 if one could not be, and 2 if the question was wrong.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
@@ -118,7 +63,8 @@ def _scan(
     from joma._checkpoints.scan import scan
     from joma.cli.progress import bars_of
 
-    folder = out or Path("runs") / f"scan-{_joined_name(source)}"
+    if options["run"] is None:
+        options["run"] = Path("runs") / f"scan-{_joined_name(options['source'])}"
     if page is not None:
         from joma._show.pages.document import check_place
 
@@ -137,26 +83,7 @@ def _scan(
                 say(text, bars.console)
             bars.update(task, completed=done, total=total, description=text)
 
-        result = scan(
-            source,
-            run=folder,
-            revisions=revisions,
-            gauges=gauges,
-            data=data,
-            tokens=tokens,
-            length=length,
-            mlp=mlp,
-            tokenizer=tokenizer,
-            base=base,
-            keep=keep,
-            budget=budget,
-            workers=workers,
-            engine=engine,
-            address=address,
-            retry=retry,
-            overwrite=force,
-            report=report,
-        )
+        result = scan(**options, report=report)
     if _show(result, console(), as_json, page):
         raise typer.Exit(1)
 

@@ -4,61 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from joma._extras import require
+from joma.cli.options import Change, options_of
 from joma.cli.terminal import AsJson, console, print_json, say
 
 if TYPE_CHECKING:
     from joma._inspect.superposition import Superposition
 
 
-def _superpose(
-    model: Annotated[
-        str,
-        typer.Argument(
+@options_of(
+    "superpose",
+    argument="model",
+    without=["progress"],
+    changes={
+        "model": Change(
             help="A folder in the hub's format, a GGUF file, a run of joma train, an id, smollm2."
         ),
-    ],
-    data: Annotated[
-        str,
-        typer.Option(
+        "data": Change(
             help="A text file, a folder of them, pydoc, wikitext-2, wikitext-103, hf:NAME; or token "
             "ids: a .npy or .txt file of whole numbers."
         ),
-    ],
-    layer: Annotated[
-        int | None, typer.Option(help="One MLP, counted from 0.", show_default="all")
-    ] = None,
-    neuron: Annotated[int | None, typer.Option(help="Show this neuron.")] = None,
+        "layer": Change(help="One MLP, counted from 0.", default_text="all"),
+        "neuron": Change(help="Show this neuron."),
+        "masked": Change(help="Mask the patterns of so many neurons, the surest first.", kind=int),
+        "seed": Change(help="Seed of what is drawn at random in masking and dealing."),
+    },
+)
+def _superpose(
     top: Annotated[
         int, typer.Option(help="Show so many neurons, those that pass most tests.")
     ] = 20,
-    tokens: Annotated[
-        int | None, typer.Option(help="Read so many tokens.", show_default="the whole corpus")
-    ] = None,
-    contexts: Annotated[int, typer.Option(help="Contexts kept for each neuron.")] = 32,
-    length: Annotated[int, typer.Option(help="Tokens per window.")] = 64,
-    batch: Annotated[int, typer.Option(help="Windows at a time.")] = 16,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="A folder or id.", show_default="the model's")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit on the hub, as step1000.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
-    masked: Annotated[
-        int, typer.Option(help="Mask the patterns of so many neurons, the surest first.")
-    ] = 100,
-    untrained: Annotated[
-        bool, typer.Option("--untrained", help="A control: the model with new weights.")
-    ] = False,
     shuffles: Annotated[int, typer.Option(help="Deal contexts out at random so often.")] = 1,
-    seed: Annotated[
-        int, typer.Option(help="Of what is drawn at random in masking and dealing.")
-    ] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Run folder to write.", show_default="runs/superpose-MODEL")
     ] = None,
@@ -66,8 +46,9 @@ def _superpose(
         bool, typer.Option("--force", help="Replace the run in the output folder.")
     ] = False,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
-    """Find neurons that several patterns fire, and test them: a page with their contexts, and JSON (Figure 10)."""
+    """The run folder has a page with their contexts, and JSON (Figure 10)."""
     require("paper", "joma superpose")
 
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -76,7 +57,8 @@ def _superpose(
     from joma._runs.folder import RunError, existing
     from joma.cli.progress import bars_of
 
-    path = out or default_run(model)
+    neuron = options["neuron"]
+    path = out or default_run(options["model"])
     if existing(path) is not None and not force:
         raise RunError(
             f"{path} holds a run already: choose another --out, or --force to replace it"
@@ -91,14 +73,13 @@ def _superpose(
     )
     with bars_of(*columns, console=console(stderr=True)) as bars:
         task = bars.add_task("loading the model", total=1.0)
-        superposition = superpose(
-            model, data, layer=layer, neuron=neuron, tokens=tokens, contexts=contexts, length=length, batch=batch,
-            tokenizer=tokenizer, revision=revision, device=device, masked=masked,
-            untrained=untrained, seed=seed,
-            progress=lambda share, what: bars.update(task, completed=share, description=what),
-        )  # fmt: skip
+
+        def show(share: float, what: str) -> None:
+            bars.update(task, completed=share, description=what)
+
+        superposition = superpose(**options, progress=show)
         bars.update(task, completed=1.0, description="the controls, and the page")
-        superposition.info["controls"] = list(_controls(superposition, shuffles, seed))
+        superposition.info["controls"] = list(_controls(superposition, shuffles, options["seed"]))
         superposition.save(path, neuron=neuron, top=top, force=force)
     if as_json:
         import json

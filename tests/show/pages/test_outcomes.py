@@ -126,5 +126,5 @@ def test_the_command_draws_one_run_over_the_clock(tmp_path):
     done = CliRunner().invoke(app, ["report", str(path), "--clock", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert 'data-clock="tau" aria-pressed="true"' in out.read_text()
-    assert "joma plot" in out.read_text()
+    assert "--out figure.svg" in out.read_text()
     assert "--clock" in out.read_text()

@@ -1,4 +1,4 @@
-"""``joma plot`` and ``joma gauges``: pictures say what is in the run."""
+"""Pictures say what is in the run."""
 
 import json
 import re
@@ -210,13 +210,15 @@ def test_a_watched_training_is_drawn_and_hovering_names_its_layers(tmp_path):
             loss.backward()
             optimiser.step()
             watched.step(loss.detach())
-    done = CliRunner().invoke(app, ["plot", str(tmp_path / "run")])
+    done = files = [tmp_path / "figure.svg", tmp_path / "figure.png"]
+    outs = [word for file in files for word in ("--out", str(file))]
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), *outs])
     assert done.exit_code == 0, done.output
-    svg = (tmp_path / "run/figure.svg").read_text()
+    svg = files[0].read_text()
     assert set(re.findall("<title>(.*?)</title>", svg)) >= {
         f"layer {n}: layers.{n}.self_attn" for n in (0, 1)
     }
-    assert (tmp_path / "run/figure.png").read_bytes().startswith(b"\x89PNG")
+    assert files[1].read_bytes().startswith(b"\x89PNG")
     assert Run(tmp_path / "run").done
 
 
@@ -250,7 +252,7 @@ def test_runs_that_cannot_be_drawn_are_refused_by_name_and_nothing_is_written(tm
         plot(tmp_path / "empty", out)
     RunWriter.create(tmp_path / "other", kind="other", config={}).finish()
     with pytest.raises(
-        RunError, match="kind 'other'; joma plot draws watch, train, scan, audit, simulate, exhibit"
+        RunError, match="kind 'other'; pictures are of watch, train, scan, audit, simulate, exhibit"
     ):
         plot(tmp_path / "other", out)
     with RunWriter.create(tmp_path / "bare", kind="watch", config={}) as writer:
@@ -264,7 +266,7 @@ def test_the_command_shows_gauges_and_parts():
     out = CliRunner().invoke(app, ["gauges"]).output
     flat = " ".join(out.split())
     for name, gauge in joma.gauges().items():
-        assert re.search(rf"^{name} +{gauge.on} ", out, re.MULTILINE)
+        assert re.search(rf"^{name} +([a-z, ]+ )?{gauge.on} ", out, re.MULTILINE)
         assert gauge.help.split(":")[0].split("(")[0].strip()[:30] in flat
     for part in PARTS:
         assert re.search(rf"^{part} ", out, re.MULTILINE)
@@ -282,7 +284,7 @@ def test_an_exhibit_is_drawn_from_its_run(tmp_path):
 def test_the_numbers_as_a_table_beside_the_picture(tmp_path):
     path = tmp_path / "run"
     write_run(path, [1, 2, 3])
-    done = CliRunner().invoke(app, ["plot", str(path), "--csv", str(tmp_path / "numbers.csv")])
+    done = CliRunner().invoke(app, ["report", str(path), "--out", str(tmp_path / "numbers.csv")])
     assert done.exit_code == 0, done.output
     pd.testing.assert_frame_equal(
         pd.read_csv(tmp_path / "numbers.csv"), Run(path).frame(), check_dtype=False

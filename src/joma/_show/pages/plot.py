@@ -1,4 +1,4 @@
-"""``joma plot``: the picture of a run folder, from nothing but what is in it."""
+"""The picture of a run folder, from nothing but what is in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._runs import Run, RunError
+from joma._runs import Run, RunError, write_atomic
 
 if TYPE_CHECKING:
     from joma._show.plots import Chart
@@ -43,11 +43,22 @@ def plot(
     return folder
 
 
+def export(run: Run, file: Path, clock: bool = False) -> Path:
+    """Write the picture or the numbers of a run; the ending of the file's name says which."""
+    if file.suffix == ".csv":
+        write_atomic(file, run.frame().to_csv(index=False))
+        return file
+    from joma._show import plots
+
+    plots.write(chart(run, clock), file)
+    return file
+
+
 def chart(run: Run, clock: bool = False) -> Chart:
     """Return the figure of a run, by its kind; over τ instead of steps if ``clock``."""
     kind = str(run.info["kind"])
     if kind not in _DRAW:
-        raise RunError(f"{run.path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")
+        raise RunError(f"{run.path} is a run of kind {kind!r}; pictures are of {', '.join(_DRAW)}")
     if run.frame().empty:
         raise RunError(f"{run.path} has no measurements yet (status: {run.status})")
     return _watch(run, clock) if clock else _DRAW[kind](run)

@@ -38,14 +38,14 @@ def reproduce(
         out: folder for the exhibits, one folder each.
         preset: "default" computes what minutes decide, and shows and spot-checks records of longer
             runs; "laptop" computes everything, which takes hours; "paper" is the paper's own scale.
-        seed: of everything random; by default 100, the first seed whose results no rule was changed
+        seed: seed of everything random; by default 100, the first seed whose results no rule was changed
             after.
         settings: other values for settings of the preset, of one exhibit; a mapping, or texts "key=value".
         report: where to write the page; ``out``/report.html by default.
         force: make exhibits again that are there already.
         jobs: exhibits at a time, as many as there are cores by default; results do not depend on it.
         engine: "processes" (this machine) or "ray".
-        address: of a Ray cluster, "ray://HOST:PORT".
+        address: address of a Ray cluster, "ray://HOST:PORT".
         observer: user interface that shows how the exhibits stand.
 
     Returns:

@@ -26,6 +26,8 @@ from joma._show.pages.render import render, tone_of
 if TYPE_CHECKING:
     from joma._show.plots import Chart
 
+PAGES = (".html", ".htm", "")  # endings of the names of pages
+EXPORTS = (".svg", ".png", ".pdf", ".json", ".csv")  # of pictures, and of tables of numbers
 MOST_RUNS = 12  # that get a figure each
 MOST_SETTINGS = 8  # columns of the table of runs
 
@@ -55,24 +57,27 @@ def _below(path: Path) -> list[Path]:
 
 
 def report(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str] | None = None,
     title: str | None = None,
     *,
     clock: bool = False,
 ) -> Path:
-    """Write one interactive page from any runs, several over each other; of a folder of `joma reproduce`, the paper's.
+    """Write one interactive page from any runs, or the picture or the numbers of one run.
+
+    Several runs are drawn over each other. The page of a folder of `joma reproduce` is the paper's.
 
     Arguments:
-        paths: run folders, or folders of them: of train, sweep, scan, watch, simulate, …; one or several.
-        out: the page to write. It needs no network to be viewed. By default, ``report.html`` in the
-            folder that is given; of several, ``report-A+B.html`` in the folder that holds them. A file
-            there that is no earlier page of the same runs is not replaced.
-        title: its heading.
+        runs: run folders, or folders of them: of train, sweep, scan, watch, simulate, …; one or several.
+        out: the file to write: a page (.html), which needs no network to be viewed; a picture (.svg,
+            .png, .pdf, or .json for Vega-Lite) or the numbers (.csv) of one run. By default a page,
+            ``report.html`` in the folder that is given; of several, ``report-A+B.html`` in the folder
+            that holds them. A file there that is no earlier page of the same runs is not replaced.
+        title: heading of the page.
         clock: draw over τ, the sum of learning rates, instead of steps; a run without it is refused.
 
     Returns:
-        The path of the page.
+        The path of the file.
 
     >>> import joma, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -80,13 +85,19 @@ def report(
     >>> joma.report(f"{folder}/run", f"{folder}/page.html").name
     'page.html'
     """
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
-    folders = [Path(path) for path in paths]
+    if isinstance(runs, (str, os.PathLike)):
+        runs = [runs]
+    folders = [Path(path) for path in runs]
     if not folders:
         raise ValueError("no run folder was given: name at least one, as runs/mine")
-    runs = collect(folders)
-    is_paper = not clock and title is None and len(folders) == 1 and _of_the_paper(folders[0], runs)
+    collected = collect(folders)
+    if out is not None:
+        _check_ending(Path(out))
+    if out is not None and Path(out).suffix in EXPORTS:
+        return _export(collected, Path(out), title, clock)
+    is_paper = (
+        not clock and title is None and len(folders) == 1 and _of_the_paper(folders[0], collected)
+    )
     kind = RUNS
     if is_paper:
         kind = PAPER
@@ -99,11 +110,31 @@ def report(
         mark = mark_of(kind, folders, place)
     check_place(place)
     if is_paper:
-        return _paper(folders[0], runs, place)
+        return _paper(folders[0], collected, place)
     if clock:
-        check_clock(runs)
+        check_clock(collected)
     page = Page(place, mark=mark)
-    return write_page(page, runs_page(page, runs, title, clock))
+    return write_page(page, runs_page(page, collected, title, clock))
+
+
+def _check_ending(file: Path) -> None:
+    """Refuse names that promise something else than what can be written, as report.jpg."""
+    if file.suffix not in (*PAGES, *EXPORTS):
+        endings = ", ".join((".html", *EXPORTS))
+        raise ValueError(f"{file} cannot be written: the name has to end in one of {endings}")
+
+
+def _export(runs: list[Run], file: Path, title: str | None, clock: bool) -> Path:
+    from joma._show.pages.plot import export
+
+    if len(runs) > 1:
+        raise ValueError(
+            f"{file} is of one run, and there are {len(runs)}: give one, or a page (.html)"
+        )
+    if title is not None:
+        raise ValueError(f"a page has a title, {file} has none: leave out the title")
+    check_place(file)
+    return export(runs[0], file, clock)
 
 
 def runs_page(
@@ -333,7 +364,7 @@ def _section(
     except RunError as error:
         return render("run.html", **common, error=error, switch=False)
     axis = "its steps"
-    command = f"joma plot {shlex.quote(str(run.path))}"
+    command = f"joma report {shlex.quote(str(run.path))} --out figure.svg"
     if clock:
         axis = "τ"
         command += " --clock"

@@ -4,6 +4,14 @@ from joma._extras import require
 
 require("report", "a figure")
 
-from joma._show.plots.style import Chart, Drawing, drawing, save, specification, stored_drawing
+from joma._show.plots.style import (
+    Chart,
+    Drawing,
+    drawing,
+    save,
+    specification,
+    stored_drawing,
+    write,
+)
 
-__all__ = ["Chart", "Drawing", "drawing", "save", "specification", "stored_drawing"]
+__all__ = ["Chart", "Drawing", "drawing", "save", "specification", "stored_drawing", "write"]

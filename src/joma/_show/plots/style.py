@@ -177,6 +177,30 @@ def stored_drawing(folder: Path) -> Drawing:
     return Drawing(text, (folder / "figure.svg").read_text(encoding="utf-8"))
 
 
+def write(chart: Chart, file: Path) -> None:
+    """Write a figure to one file: .svg, .pdf, .png or the Vega-Lite specification, .json."""
+    import vl_convert
+
+    drawn = drawing(chart)
+    if file.suffix == ".svg":
+        write_atomic(file, _with_titles(drawn.svg))
+    elif file.suffix == ".pdf":
+        write_atomic(file, vl_convert.svg_to_pdf(drawn.svg))
+    elif file.suffix == ".png":
+        write_atomic(file, vl_convert.vegalite_to_png(drawn.specification, scale=2))
+    elif file.suffix == ".json":
+        write_atomic(file, drawn.specification)
+    else:
+        raise ValueError(f"{file}: figures are .svg, .pdf, .png or .json")
+
+
+def _with_titles(svg: str) -> str:
+    """Return a picture in which browsers show the names of layers on hovering: a <title> each."""
+    return re.sub(
+        r'<path aria-label="(layer \d[^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg
+    )
+
+
 def save(chart: Chart, folder: Path) -> None:
     """Write ``figure.svg``, ``figure.pdf``, ``figure.png`` and the Vega-Lite ``figure.json`` into ``folder``."""
     import vl_convert
@@ -184,11 +208,5 @@ def save(chart: Chart, folder: Path) -> None:
     drawn = drawing(chart)
     write_atomic(folder / "figure.json", drawn.specification)
     write_atomic(folder / "figure.pdf", vl_convert.svg_to_pdf(drawn.svg))
-    # Browsers show a <title> on hovering: the names of layers.
-    svg = re.sub(
-        r'<path aria-label="(layer \d[^"]*)"([^>]*)/>',
-        r"<path\2><title>\1</title></path>",
-        drawn.svg,
-    )
-    write_atomic(folder / "figure.svg", svg)
+    write_atomic(folder / "figure.svg", _with_titles(drawn.svg))
     write_atomic(folder / "figure.png", vl_convert.vegalite_to_png(drawn.specification, scale=2))

@@ -375,7 +375,7 @@ def train_tree(
     force: bool = False,
     show: Callable[[int], None] = lambda step: None,
 ) -> Run:
-    """Train one network into the run folder ``out`` (``joma train hierarchy``)."""
+    """Train one network into the run folder ``out`` (``joma hierarchy``)."""
     config = {name: getattr(settings, name) for name in TreeSettings.__dataclass_fields__}
     with staged(out, overwrite=force) as folder:
         packages = ("joma", "torch", "numpy")
