@@ -114,8 +114,16 @@ class Processes:
             section.gauge, numbers.numpy(), measured.numpy(), section.precision
         )
 
+    def largest(self, number: int) -> int:
+        """Return the largest of a number over the processes."""
+        if not self.is_joint:
+            return number
+        return int(self.max_(torch.tensor([float(number)], dtype=torch.float64)))
+
     def any(self, is_true: bool) -> bool:
         """Return True if it is true in one of the processes."""
+        if not self.is_joint:
+            return is_true
         flag = torch.tensor([float(is_true)], dtype=torch.float64)
         return bool(self.max_(flag)[0] > 0)
 

@@ -310,7 +310,14 @@ def _unpack_rows(packed: Sequence[Any]) -> list[list[float]]:
 
 
 def _pack_bytes(data: bytes) -> str:
-    return base64.b85encode(zlib.compress(data, 9)).decode()
+    # A window and tables as large as the data need: those of the default are 256 KiB, and to clear
+    # them for a few numbers takes four times as long as to compress these.
+    bits = len(data).bit_length()
+    window = min(15, max(9, bits))
+    memory = min(8, max(1, bits - 6))
+    compressor = zlib.compressobj(9, zlib.DEFLATED, window, memory)
+    packed = compressor.compress(data) + compressor.flush()
+    return base64.b85encode(packed).decode()
 
 
 def _unpack_bytes(text: str) -> bytes:
@@ -325,17 +332,24 @@ def take_layers(tables: dict[str, LongTable]) -> list[LayerReading]:
         if table is None:
             return []
         columns.append(torch.from_numpy(table.array(gauge.name)))  # (layers, heads)
+    entropy, nonsink, sink, possible, logsumexp = columns
+    rows = zip(
+        entropy.nanmean(dim=1).tolist(),
+        possible.nanmean(dim=1).tolist(),
+        nonsink.tolist(),
+        sink.tolist(),
+        logsumexp.tolist(),
+        strict=True,
+    )
     layers = []
-    for entropy, nonsink, sink, possible, logsumexp in zip(*columns, strict=True):  # (heads,) each
-        largest = float(possible.nanmean())
-        sink_masses = sink.tolist()
+    for mean_entropy, largest, entropies, sink_masses, largest_logsumexp in rows:
         layers.append(
             LayerReading(
-                entropy=float(entropy.nanmean()),
+                entropy=mean_entropy,
                 possible=largest,
-                spread=_spreads(nonsink.tolist(), sink_masses, largest),
+                spread=_spreads(entropies, sink_masses, largest),
                 sink=sink_masses,
-                logsumexp=logsumexp.tolist(),
+                logsumexp=largest_logsumexp,
             )
         )
     return layers
@@ -347,7 +361,8 @@ def take_uniform(tables: dict[str, LongTable]) -> list[float] | None:
     if table is None:
         return None
     levels = torch.from_numpy(table.array(UNIFORM.name))  # (layers, heads)
-    return [float(level.nanmean()) for level in levels]
+    means: list[float] = levels.nanmean(dim=1).tolist()
+    return means
 
 
 def _spreads(

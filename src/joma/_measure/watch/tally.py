@@ -412,8 +412,7 @@ class Tally:
         self, layers: Sequence[AttentionLayer], processes: Processes
     ) -> dict[str, LongTable]:
         """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges."""
-        widest = torch.tensor([float(max(self.widths(layers), default=0))], dtype=torch.float64)
-        heads = int(processes.max_(widest))
+        heads = processes.largest(max(self.widths(layers), default=0))
         tables: dict[str, LongTable] = {}
         for reducer_type, gauges in self._due_per_head().items():
             table = self._table(reducer_type, gauges, layers, heads)
