@@ -194,6 +194,7 @@ def test_a_record_that_is_dropped_into_the_folder_is_shown_instead_of_a_computat
         (["--set", "steps=3"], "decay is not computed at the preset default"),
         (["--set", "stesp=3", "--preset", "laptop"], "Did you mean 'steps'"),
         (["--seed", "-1"], "the seed must be a whole number of at least 0"),
+        (["--seed", str(10**30)], "at most 1,000,000,000,000,000,000, got 1000"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from joma.paper.exhibits.making import ExhibitOutcome
     from joma.paper.exhibits.runner import ExhibitObserver, Reproduction, Runner
 
+# Some of the generators hold a seed in 64 bits, and exhibits add the number of a draw to it.
+LARGEST_SEED = 10**18
+
 
 def reproduce(
     exhibits: str | Sequence[str] | None = None,
@@ -68,8 +71,10 @@ def reproduce(
         raise ValueError(unknown_name(preset, PRESETS, "preset"))
     if seed is None:
         seed = FRESH_SEED
-    if seed < 0:
-        raise ValueError(f"the seed must be a whole number of at least 0, got {seed}")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(
+            f"the seed must be a whole number of at least 0 and at most {LARGEST_SEED:,}, got {seed}"
+        )
     if isinstance(exhibits, str):
         exhibits = [exhibits]
     if exhibits:
