@@ -25,7 +25,10 @@ def contexts(title: str, note: str, rows: Mapping[str, Mapping[str, Any]]) -> Ch
         tokens, columns=["row", "at", "end", "ink", "text", "shade", "bold", "query"]
     )
     y = alt.Y(
-        "row:N", sort=list(rows), title=None, axis=alt.Axis(grid=False, ticks=False, domain=False)
+        "row:N",
+        sort=list(rows),
+        title=None,
+        axis=alt.Axis(grid=False, ticks=False, domain=False, labelPadding=8),
     )
     x, ink = (
         alt.X(name, scale=alt.Scale(domain=[0, WIDE], nice=False), axis=None)

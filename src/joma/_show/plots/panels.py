@@ -40,6 +40,17 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def decades(values: pd.Series[float]) -> list[float]:
+    """Return the powers of ten within some positive values, for the ticks of a logarithmic axis.
+
+    >>> decades(pd.Series([0.03, 12.0]))
+    [0.1, 1.0, 10.0]
+    """
+    first = math.ceil(math.log10(values.min()))
+    last = math.floor(math.log10(values.max()))
+    return [10.0**power for power in range(first, last + 1)]
+
+
 # channels
 
 
@@ -378,6 +389,12 @@ def thumbnail(*marks: Any) -> Any:
 def row(*panels: Any, shared: bool = False) -> alt.HConcatChart:
     """Panels beside each other; colours have the same meaning in all of them only if they are ``shared``."""
     chart = alt.hconcat(*panels)
+    return chart if shared else chart.resolve_scale(color="independent", strokeDash="independent")
+
+
+def grid(*panels: Any, columns: int, shared: bool = False) -> alt.ConcatChart:
+    """Panels in rows of so many, with their axes in line; as `row`."""
+    chart = alt.concat(*panels, columns=columns)
     return chart if shared else chart.resolve_scale(color="independent", strokeDash="independent")
 
 

@@ -233,7 +233,11 @@ def draw(run: Run) -> p.Chart:
     frame = run.frame()
     learned = [_learned(frame, case) for case in CASES]
     failures = [_failures(frame, case) for case in CASES]
-    return p.column(p.row(*learned, shared=True), p.row(*failures, shared=True))
+    by_case = len(CASES)
+    return p.column(
+        p.grid(*learned, columns=by_case, shared=True),
+        p.grid(*failures, columns=by_case, shared=True),
+    )
 
 
 def _reached(frame: pd.DataFrame, case: str) -> pd.DataFrame:
@@ -253,8 +257,9 @@ def _learned(frame: pd.DataFrame, case: str) -> Any:
     table = _reached(frame, case)
     share = p.y("low", "share of the possible correlation", domain=(0.4, 1.02))
     layer = p.by("layer", "latents", order=ORDER)
-    bands = p.bands(table, p.x("t", "t", log=True), share, layer)
-    note = "best node; line: mean over latents, band: all of them"
+    t = p.x("t", "t", log=True, ticks=p.decades(table.t), format="~g")
+    bands = p.bands(table, t, share, layer)
+    note = "best node; line: mean over latents, band: all"
     return p.panel(CASES[case], bands, p.levels(*LEVELS), note=note, size=SIZE)
 
 
@@ -263,7 +268,7 @@ def _failures(frame: pd.DataFrame, case: str) -> Any:
     table = table.groupby(["kind", "t"])[["value", "met"]].sum().reset_index()
     table = table[(table.t > 0) & (table.met > 0)]
     table = table.assign(share=table.value / table.met, kind=table.kind.map(KINDS))
-    t = p.x("t", "t", log=True, domain=(0.1, 1000))
+    t = p.x("t", "t", log=True, domain=(0.1, 1000), ticks=[0.1, 1, 10, 100, 1000], format="~g")
     share = p.y("share", "share that fails", domain=(0, 1))
     kind = p.by("kind", "Theorem 1", order=list(KINDS.values()))
     tip = {"kind": None, "met": None, "t": ".3g", "share": ".4f"}

@@ -297,19 +297,18 @@ def draw(run: Run) -> p.Chart:
             for letter, pattern in zip("AB", neuron["patterns"], strict=False)
         }
         panels.append(contexts(f"{model}: neurons and their patterns (A, B)", note, rows))
-    return p.column(*panels)
+    return p.grid(*panels, columns=1)
 
 
 def _bars(counts: pd.DataFrame, least: int, chance: tuple[float, float] | None = None) -> p.Chart:
     """The share of neurons with so many patterns, by layer and state."""
     counts = counts.assign(enough=counts.value >= least, what=counts.state.map(STATES))
     shares = counts.groupby(["what", "layer"], sort=False).enough.mean().reset_index(name="share")
-    shares["place"] = shares.layer.map("layer {:.0f}".format)
     top = max(0.01, 1.05 * float(shares.share.max()), sum(chance or (0.0,)))
     return p.bars(
-        shares, p.x("place", kind="N", sort=None), p.y("share", "share of neurons", format=".1%", domain=(0, top)),
+        shares, p.x("layer", "layer", kind="O"), p.y("share", "share of neurons", format=".1%", domain=(0, top)),
         p.by("what", colours={"trained": "#d55e00", "before training": "#9ab8cc"}),
-        tip={"place": None, "what": None, "share": ".2%"}, chance=chance,
+        tip={"layer": None, "what": None, "share": ".2%"}, chance=chance,
     )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ SHOWN = {
 }  # times
 DRAWN = ("paper", "eqn6", "joint")  # the dynamics that have panels of their own
 SIZE = (265, 165)  # of a panel, in pixels
-TIMES = 30  # at which the components are drawn
+TIMES = 12  # at which the components are drawn
 SCALES = dict.fromkeys(("eqn6", "joint"), (0.25, 0.5, 0.75, 1.0, 1.25)) | {
     "target": (0.25, 1.0, 4.0, 16.0, 64.0, 256)
 }
@@ -123,7 +123,7 @@ def draw(run: Run) -> p.Chart:
     frame = run.frame()
     components = [_components(frame, case) for case in DRAWN]
     entropies = [_entropy(frame, case) for case in DRAWN]
-    return p.column(p.row(*components), p.row(*entropies), _sweeps(frame))
+    return p.column(p.grid(*components, *entropies, columns=len(DRAWN)), _sweeps(frame))
 
 
 def _components(frame: pd.DataFrame, case: str) -> Any:
@@ -149,12 +149,15 @@ def _entropy(frame: pd.DataFrame, case: str) -> Any:
     """Attention entropy over time: of the draw above as a bold line, of the others faint."""
     is_log = SHOWN[case][0] > 0
     table = where(_during(frame, case), gauge="entropy", case=case)
-    t = p.x("t", "t", log=is_log, format="~g" if is_log else None, ticks=5)
+    t = p.x("t", "t", ticks=5)
+    if is_log:
+        t = p.x("t", "t", log=True, format="~g", ticks=p.decades(table.t))
     nats = p.y("value", "attention entropy (nats)", domain=(0, 2.4))
     tip = {"draw": None, **TIP}
     lines = p.lines(table, t, nats, detail="draw", bold="datum.draw == 0", tip=tip, colour=p.ACCENT)
     most = p.levels(np.log(_count(frame)))
-    return p.panel(None, lines, most, size=SIZE)
+    note = "bold: the draw above, faint: the others"
+    return p.panel("its entropy", lines, most, note=note, size=SIZE)
 
 
 def _during(frame: pd.DataFrame, case: str) -> pd.DataFrame:
@@ -177,7 +180,7 @@ def _sweeps(frame: pd.DataFrame) -> p.Chart:
     tip = {"dynamics": None, "scale": None, "epsilon": None, "value": ".3f"}
     by_scale = p.lines(
         where(rebounds, epsilon=1.0),
-        p.x("scale", "scale of μ", log=True),
+        p.x("scale", "scale of μ", log=True, ticks=[0.25, 1, 4, 16, 64, 256], format="~g"),
         nats,
         dynamics,
         tip=tip,

@@ -101,12 +101,32 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 SHOWN = {
-    "gap": ("What Theorem 1 misses", p.y("low", "‖Δz − ½ΔΣv²‖ / ‖Δz‖", log=True, domain=(1e-2, 1e1), clamp=True)),
+    "gap": (
+        "What Theorem 1 misses",
+        p.y(
+            "low",
+            "‖Δz − ½ΔΣv²‖ / ‖Δz‖",
+            log=True,
+            domain=(1e-2, 1e1),
+            clamp=True,
+            ticks=[0.01, 0.1, 1, 10],
+            format="~g",
+        ),
+    ),
     "scaled": ("… with the best factor", p.y("low", "‖Δz − c ΔΣv²‖ / ‖Δz‖", domain=(0, 1))),
-    "nc": ("Pattern over tokens", p.y("low", "NC(Δz, ΔΣv²)", domain=(-0.2, 1))),
-    "exact": ("Drift of what is conserved", p.y("low", "largest change", log=True, domain=(1e-16, 1e-6), format=".0e",
-                                                ticks=5)),
-}  # fmt: skip
+    "nc": ("Pattern over tokens", p.y("low", "NC(Δz, ΔΣv²)", domain=(0, 1))),
+    "exact": (
+        "Drift of what is conserved",
+        p.y(
+            "low",
+            "largest change",
+            log=True,
+            domain=(1e-16, 1e-8),
+            format=".0e",
+            ticks=[1e-16, 1e-14, 1e-12, 1e-10, 1e-8],
+        ),
+    ),
+}
 
 
 def draw(run: Run) -> p.Chart:
@@ -132,7 +152,7 @@ def draw(run: Run) -> p.Chart:
                 title, bands, note="line: median over seeds, band: all of them", size=(340, 200)
             )
         )
-    return p.column(p.row(*panels[:2], shared=True), p.row(*panels[2:], shared=True), shared=True)
+    return p.grid(*panels, columns=2, shared=True)
 
 
 def _over_seeds(table: pd.DataFrame, gauge: str) -> pd.DataFrame:

@@ -80,8 +80,20 @@ def draw(run: Run) -> p.Chart:
     frame = run.frame()
     table = wide(frame, ["step", "query", "case", "word", "favours", "kind"])
     table = table[(table.case == "text") & (table.step < SHOWN)]
-    x = p.x("frequency", "frequency P(l | m)", log=True, format=".0e", ticks=4)
-    y = p.y("discriminancy", "discriminancy ‖E_l[g]‖", log=True)
+    x = p.x(
+        "frequency",
+        "frequency P(l | m)",
+        log=True,
+        format="~g",
+        ticks=[0.0003, 0.001, 0.003, 0.01, 0.03, 0.1],
+    )
+    y = p.y(
+        "discriminancy",
+        "discriminancy ‖E_l[g]‖",
+        log=True,
+        format="~g",
+        ticks=[0.03, 0.1, 0.3, 1],
+    )
     tip = dict.fromkeys(("word", "favours", "kind")) | dict.fromkeys(GAUGES, ".3g")
     panels = []
     for query in dict.fromkeys(frame["query"]):
@@ -102,9 +114,7 @@ def draw(run: Run) -> p.Chart:
         panels.append(
             p.panel(f"context words of “{query}”", points, labels, note=note, size=(410, 280))
         )
-    return p.column(
-        *(p.row(*panels[i : i + 2], shared=True) for i in range(0, len(panels), 2)), shared=True
-    )
+    return p.grid(*panels, columns=2, shared=True)
 
 
 def _apart(rows: pd.DataFrame, count: int = NAMED) -> pd.DataFrame:
