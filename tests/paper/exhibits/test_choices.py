@@ -83,7 +83,7 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert "fig3" in (tmp_path / "report.html").read_text()
     assert command(monkeypatch, "fig3", out) == 2  # the folder has other settings
     assert (
-        "holds another run (fig3, preset default, t_end 20.0, times 21, seed 0)"
+        "holds another run (fig3, preset default, t_end 20.0, times 21, seed 100)"
         in capsys.readouterr().err
     )
     assert command(monkeypatch, "fig3", "--set", "time=3", out) == 2

@@ -639,7 +639,7 @@ def test_the_section_of_an_exhibit_is_headed_by_the_run_that_its_figure_shows(ma
     rows = re.search(r'<dl class="outcome">(.*?)</dl>', text, flags=re.S)[1]
     assert f"<dt>Measured</dt><dd>{stored['measured']}</dd>" in rows
     assert "<dt>A longer run found</dt>" in rows
-    assert "<dt>Rests on</dt><dd>this run: preset default, seed 0" in rows
+    assert "<dt>Rests on</dt><dd>this run: preset default, seed 100" in rows
 
 
 def test_the_paper_page_has_no_word_in_capitals_that_are_not_in_the_source():
