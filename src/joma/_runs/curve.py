@@ -158,6 +158,13 @@ class Curve:
         return self.dipped and 0 < self.bounce >= self.rule.least_rise(self.depth)
 
     @property
+    def margin(self) -> float:
+        """By how much dip and bounce exceed what counts, the smaller of the two; below 0 it does not bounce."""
+        fall = self.depth - self.rule.least_fall(self.start)
+        rise = self.bounce - self.rule.least_rise(self.depth)
+        return min(fall, rise)
+
+    @property
     def bounce_step(self) -> float | None:
         """The first step of the bounce; None if the curve does not bounce."""
         if not self.bounced:

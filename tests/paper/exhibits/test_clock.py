@@ -19,9 +19,14 @@ def entropy(share):
     return np.where(share < 1 / 3, 2.5 - 3 * share, 1.5 + 0.75 * (share - 1 / 3))
 
 
-def made(folder, power=1.0, toy=False):
-    """Curves of two seeds per rate, as functions of lr^power · step; the fastest rate of Adam collapses half-way."""
-    settings = SETTINGS | ({"data": "pydoc"} if toy else {})
+def made(folder, power=1.0, toy=False, seeds=2, apart=0.0):
+    """Curves of two seeds per rate, as functions of lr^power · step; the fastest rate of Adam collapses half-way.
+
+    The second rate lies ``apart`` above the first one.
+    """
+    settings = SETTINGS | {"seeds": seeds}
+    if toy:
+        settings["data"] = "pydoc"
     axes = {"entropy": ["layer"], "stable_rank": ["layer"]}
     with RunWriter.create(
         folder, kind="exhibit", config={"settings": settings}, axes=axes
@@ -30,12 +35,13 @@ def made(folder, power=1.0, toy=False):
             beta = 0.9 if kind == "momentum" else 0.0
             end = settings["tau"][kind]
             for rate in rates:
-                for seed in (0, 1):
+                for seed in range(seeds):
                     steps = round(end / rate)
                     for step in range(max(1, steps // 50), steps + 1, max(1, steps // 50)):
                         tau = rate * step
                         share = tau / end * (rate / min(rates)) ** (power - 1)
-                        value = float(entropy(share)) + (0.05 if seed else -0.05)
+                        value = float(entropy(share)) + (0.05 if seed % 2 else -0.05)
+                        value += apart * (rate != min(rates))
                         if kind == "adam" and rate == 8e-3 and tau > 0.3:
                             value = 0.0
                         values = {
@@ -70,6 +76,17 @@ def test_curves_of_equal_steps_fail(tmp_path):
     assert judgement.numbers["curves"]["adam, 1 layer, entropy, layer 0"][
         "exponent"
     ] == pytest.approx(0, abs=0.05)
+
+
+def test_two_seeds_leave_a_small_margin_open(tmp_path):
+    # Seeds are 0.1 apart, so that rates may be 0.15 apart. 0.13 and 0.1 between half of the seeds make 0.148.
+    close = clock.judge(made(tmp_path / "two", apart=0.13))
+    assert close.verdict is Verdict.INCONCLUSIVE
+    assert max(map(abs, close.numbers["margins"])) < 0.02
+    assert clock.judge(made(tmp_path / "far", apart=0.3)).verdict is Verdict.FAILS
+    # Of four seeds two are alike: 0.0816 apart on average, which allows 0.122.
+    assert clock.judge(made(tmp_path / "kept", apart=0.09, seeds=4)).verdict is Verdict.HOLDS
+    assert clock.judge(made(tmp_path / "left", apart=0.11, seeds=4)).verdict is Verdict.FAILS
 
 
 def test_a_toy_decides_nothing(tmp_path):

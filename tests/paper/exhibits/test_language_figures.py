@@ -93,7 +93,7 @@ GOOD, LOW, DIP = shape(2.53, 1.61, 1.87), shape(2.5, 1.0, 1.2), shape(2.6, 0.1)
     ],
 )
 def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
-    settings = {"vocabulary": None, "valid_windows": 0, "layers": [1, 2], "lr": 1e-3, "seeds": 1}
+    settings = {"vocabulary": None, "valid_windows": 0, "layers": [1, 2], "lr": 1e-3, "seeds": 4}
     curves = {(1, 1e-3): [single], (2, 1e-3): [bottom, top]}
     wiki = made_up(
         tmp_path / "run", settings | {"data": ["wikitext-2"]}, curves, dict.fromkeys(curves, 5.0)
@@ -113,6 +113,25 @@ def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
     assert [c["pattern"] for c in said.numbers["corpora"]["pydoc"]["entropy"].values()].count(
         "collapse"
     ) == sum(line is DIP for line in (bottom, top, single))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "rise", "verdict"),
+    [
+        (2, 0.26, "holds"),
+        (2, 0.1, "inconclusive"),  # a bounce is 0.092 nats
+        (2, 0.08, "inconclusive"),
+        (2, 0.05, "fails"),
+        (4, 0.1, "holds"),
+        (4, 0.08, "fails"),
+    ],
+)
+def test_figure_6_needs_four_seeds_for_small_margins(seeds, rise, verdict, tmp_path):
+    settings = {"vocabulary": None, "valid_windows": 0, "layers": [1], "lr": 1e-3, "seeds": seeds}
+    curves = {(1, 1e-3): [shape(2.53, 1.61, 1.61 + rise)]}
+    settings["data"] = ["wikitext-2"]
+    run = made_up(tmp_path / "run", settings, curves, dict.fromkeys(curves, 5.0))
+    assert fig6.judge(run).verdict == verdict
 
 
 def test_figure_6_at_the_papers_scale_has_the_papers_losses_of_both_corpora_beside_ours(tmp_path):
@@ -141,36 +160,66 @@ def test_exhibits_have_one_thread_and_their_settings_say_so():
     } == {1}
 
 
+FLAT, SPARSE = shape(2.6, 2.59, 2.6), shape(2.6, 1.0)
+RATES = (1e-4, 3e-4, 1e-3, 1e-2)
+
+
+def grid(folder, losses, lines, *, data="wikitext-2", seeds=4):
+    """Two depths at four rates: the same losses and top layers at both."""
+    settings = {"data": data, "vocabulary": None, "layers": [1, 2], "lr": list(RATES)}
+    curves = {}
+    for lr, line in zip(RATES, lines, strict=True):
+        curves[1, lr] = [line]
+        curves[2, lr] = [line, line]
+    by_cell = {(layers, lr): losses[RATES.index(lr)] - layers for layers, lr in curves}
+    return made_up(folder, settings | {"seeds": seeds}, curves, by_cell)
+
+
 @pytest.mark.parametrize(
-    ("losses", "last", "verdict"),
+    ("losses", "lines", "verdict"),
     [
-        ((6.0, 5.0, 7.0), DIP, "holds"),
-        ((4.9, 5.0, 7.0), DIP, "fails"),
-        ((6.0, 5.0, 4.0), DIP, "fails"),
-        (
-            (6.0, 5.0, 7.0),
-            shape(2.6, 1.0),
-            "holds under a condition",
-        ),  # sparse, but no collapse at the largest rate
+        ((7.0, 6.0, 6.1, 7.1), (FLAT, GOOD, GOOD, DIP), "holds"),
+        ((7.0, 6.0, 6.1, 7.1), (FLAT, GOOD, GOOD, SPARSE), "holds under a condition"),
+        ((6.0, 7.0, 7.1, 6.1), (FLAT, GOOD, GOOD, DIP), "fails"),
+        # the best run matches, and so does the worst: no association
+        ((6.1, 6.0, 6.9, 6.2), (FLAT, GOOD, GOOD, DIP), "inconclusive"),
+        # all runs match, or none
+        ((7.0, 6.0, 6.1, 7.1), (GOOD, GOOD, GOOD, GOOD), "inconclusive"),
+        ((7.0, 6.0, 6.1, 7.1), (FLAT, FLAT, FLAT, DIP), "inconclusive"),
     ],
 )
-def test_the_judge_of_figure_8(losses, last, verdict, tmp_path):
-    rates = (1e-4, 1e-3, 1e-2)
-    settings = {"data": "wikitext-2", "vocabulary": None, "layers": [1], "lr": list(rates)}
-    curves = dict(
-        zip(((1, lr) for lr in rates), ([shape(2.6, 2.59, 2.6)], [GOOD], [last]), strict=True)
-    )
-    run = made_up(tmp_path / "run", settings, curves, dict(zip(curves, losses, strict=True)))
-    assert fig8.judge(run).verdict == verdict
-    toy = made_up(
-        tmp_path / "toy",
-        settings | {"data": "pydoc"},
-        curves,
-        dict(zip(curves, losses, strict=True)),
-    )
-    said = fig8.judge(toy)
-    assert said.verdict == "inconclusive"
+def test_the_judge_of_figure_8(losses, lines, verdict, tmp_path):
+    said = fig8.judge(grid(tmp_path / "run", losses, lines))
+    assert said.verdict == verdict
+    toy = grid(tmp_path / "toy", losses, lines, data="pydoc")
+    assert fig8.judge(toy).verdict == "inconclusive"
     assert "WikiText" in fig8.EXHIBIT.would_decide
+
+
+def test_figure_8_needs_four_seeds_for_small_differences(tmp_path):
+    close = ((6.015, 6.0, 6.005, 6.018), (FLAT, GOOD, GOOD, DIP))
+    assert fig8.judge(grid(tmp_path / "four", *close)).verdict == "holds"
+    two = fig8.judge(grid(tmp_path / "two", *close, seeds=2))
+    assert two.verdict == "inconclusive"  # all losses count as equal
+    assert two.numbers["association"]["correlation"] == 0
+    # It dips by 0.92 nats, so that a rise of 0.092 is a bounce.
+    hardly = shape(2.53, 1.61, 1.71)
+    run = grid(tmp_path / "rise", (7.0, 6.0, 6.1, 7.1), (FLAT, GOOD, hardly, DIP), seeds=2)
+    said = fig8.judge(run)
+    assert (said.numbers["judged"], said.numbers["all"]) == (6, 8)
+    assert said.numbers["runs"]["1 layer, lr 0.001"]["open"]
+    assert not said.numbers["runs"]["1 layer, lr 0.01"]["open"]
+
+
+def test_the_rank_correlation_is_that_of_pairs_and_its_chance_is_counted():
+    cells = [fig8.Cell(1, 0.1 * n, loss, n < 2, False) for n, loss in enumerate((1, 3, 2, 4, 5))]
+    found = fig8.associate(cells, seeds=4)
+    # Matches at losses 1 and 3, others at 2, 4, 5: five of six pairs for, one against.
+    assert (found.correlation, found.pairs) == (pytest.approx(4 / 6), 6)
+    # Of the ten ways to deal out two matches only {1, 2} and {1, 3} do as well.
+    assert found.chance_of_more == pytest.approx(2 / 10)
+    assert found.chance_of_less == pytest.approx(9 / 10)
+    assert fig8.associate([], seeds=4).chance_of_more == 1
 
 
 def test_figure_8_judges_every_depth(tmp_path):
@@ -183,10 +232,11 @@ def test_figure_8_judges_every_depth(tmp_path):
         (2, 1e-2): [LOW, shape(2.5, 1.2)],
     }
     losses = {(1, 1e-3): 5.0, (1, 1e-2): 6.0, (2, 1e-3): 4.5, (2, 1e-2): 5.5}
-    run = made_up(tmp_path / "run", settings, curves, losses)
+    run = made_up(tmp_path / "run", settings | {"seeds": 4}, curves, losses)
     said = fig8.judge(run)
-    assert said.verdict == "holds under a condition"
-    assert said.numbers["depths whose best run matches"] == [1, 2]
+    assert said.verdict == "inconclusive"  # two pairs, all as stated, are too few
+    association = said.numbers["association"]
+    assert (association["correlation"], association["chance_of_more"]) == (1, 1 / 4)
     assert said.numbers["depths that collapse at the largest rate"] == [1]
     drawn = json.dumps(fig8.draw(run).to_dict())
     assert "1 layer" in drawn

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from joma._runs import Run, RunInUse, RunWriter
 from joma._runs.curve import ENTROPY, TRAINING, Curve, describe_all
 from joma._runs.fingerprint import fingerprint
 from joma.paper.exhibits.base import Progress
+from joma.paper.verdict import Verdict
 
 if TYPE_CHECKING:
     from joma._train.settings import Settings
@@ -45,6 +47,13 @@ GRID: dict[str, Any] = {
     "every": 10, "valid_windows": 16, "valid_every": 0,
     "gauges": ["entropy", "stable_rank", "gradient_rank", "update_rank"], **PLAIN,
 }  # fmt: skip
+# Nats. Means over two or three seeds move by as much when a seed is added.
+CLOSE = 0.02
+ENOUGH_SEEDS = 4
+CLOSE_RULE = (
+    f"With fewer than {ENOUGH_SEEDS} seeds, what exceeds or misses its threshold by less than "
+    f"{CLOSE:g} nats is open"
+)
 TO_THE_LETTER = PLAIN | {
     "fresh_adam": True,
     "short_window": True,
@@ -179,6 +188,31 @@ def deep(layers: int) -> str:
     ('1 layer', '5 layers')
     """
     return f"{layers} layer{'' if layers == 1 else 's'}"
+
+
+def is_open(margin: float, seeds: int) -> bool:
+    """Return whether so few seeds leave open on which side of its threshold a difference in nats is."""
+    return seeds < ENOUGH_SEEDS and abs(margin) < CLOSE
+
+
+def verdict_of_all(
+    verdict_of: Callable[[Sequence[bool]], Verdict], margins: Sequence[float], seeds: int
+) -> Verdict:
+    """Return the verdict that conditions give, or inconclusive if open ones would change it.
+
+    Arguments:
+        verdict_of: the verdict, given whether each condition is met.
+        margins: by how many nats each condition is met; negative if it is not.
+        seeds: over how many seeds the curves are means.
+    """
+    met = [margin >= 0 for margin in margins]
+    verdict = verdict_of(met)
+    choices = []
+    for margin, is_met in zip(margins, met, strict=True):
+        choices.append([True, False] if is_open(margin, seeds) else [is_met])
+    if all(verdict_of(choice) is verdict for choice in itertools.product(*choices)):
+        return verdict
+    return Verdict.INCONCLUSIVE
 
 
 def best_loss(run: Run, data: str) -> dict[tuple[int, float], float]:

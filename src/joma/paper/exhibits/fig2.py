@@ -22,7 +22,7 @@ from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
 
 SETTINGS = {
-    "default": {"seeds": 5, "t_end": 200.0, "times": 201},
+    "default": {"seeds": 20, "t_end": 200.0, "times": 201},
     "laptop": {"seeds": 50, "t_end": 200.0, "times": 401},
     "paper": {"seeds": 200, "t_end": 200.0, "times": 2001},
 }
@@ -179,7 +179,7 @@ EXHIBIT = Exhibit(
         "ẑ from the first integral correlates highly with the true logits z; its two "
         "components do not."
     ),
-    seconds=3,
+    seconds=12,
     rule=RULE,
     paper="“high”; its components “do not”",
     revised=REVISED,

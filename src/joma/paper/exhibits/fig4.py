@@ -56,7 +56,7 @@ def curves(mu: Array, times: int, end: float) -> dict[str, tuple[Array, Array, A
 
 
 SETTINGS = {
-    "default": {"components": 10, "seeds": 5, "times": 401},
+    "default": {"components": 10, "seeds": 20, "times": 401},
     "laptop": {"components": 10, "seeds": 100, "times": 1001},
     "paper": {"components": 10, "seeds": 1000, "times": 1001},
 }

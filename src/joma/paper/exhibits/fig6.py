@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from joma._runs import Run, RunWriter
@@ -41,16 +42,15 @@ RULE = (
     f"{ENTROPY.smoothed()}the entropy of the top layer dips by {ENTROPY.fall} below its start and rises again by "
     f"{ENTROPY.rise} until the end, at every depth; in models of several layers the bottom layer ends below the top "
     f"one by {MARGIN:g} nats at least (suppressed); holds: both, on every corpus; holds under a condition: the "
-    "first at some depth; fails: at none. Curves are means over the seeds, and it is said in how many of them the "
+    f"first at some depth; fails: at none. {_curves.CLOSE_RULE}; a verdict that it could change is inconclusive. "
+    "Curves are means over the seeds, and it is said in how many of them the "
     f"top layer bounces. The stable rank of the lower MLP is told by the same rule, a dip of {RANK.fall} and a rise "
     f"of {RANK.rise}, and does not decide. {TOY_RULE}"
 )
-WOULD_DECIDE = (
-    "models on WikiText at the paper's learning rate, with several seeds: --preset laptop or paper"
-)
+WOULD_DECIDE = "models on WikiText at the paper's learning rate, with four seeds: --preset laptop --set seeds=4"
 REVISED = (
     "any difference between the bottom and the top layer counted; now it is at least the margin. Models on the toy "
-    "corpus were judged; now they are not"
+    "corpus were judged; now they are not. Two seeds decided, however small the margin; now it takes four"
 )
 
 
@@ -141,18 +141,26 @@ def judge(run: Run) -> Judgement:
     settings = run.info["config"]["settings"]
     depths = settings["layers"]
     corpora = {data: _corpus_numbers(run, data) for data in settings["data"]}
-    bounced = [corpus["bouncing depths"] for corpus in corpora.values()]
-    suppressed = [corpus["suppressed at"] for corpus in corpora.values()]
-    deeper = [depth for depth in depths if depth > 1]
-    numbers = {"corpora": corpora, "depths": depths, "deeper": deeper, "seeds": settings["seeds"]}
-    if TOY in corpora:
-        verdict = Verdict.INCONCLUSIVE
-    elif all(found == depths for found in bounced) and all(found == deeper for found in suppressed):
-        verdict = Verdict.HOLDS
-    elif any(bounced):
-        verdict = Verdict.UNDER
-    else:
-        verdict = Verdict.FAILS
+    bounces = [margin for corpus in corpora.values() for margin in corpus["margins"].values()]
+    gaps = [gap for corpus in corpora.values() for gap in corpus["gaps"].values()]
+    numbers = {
+        "corpora": corpora,
+        "depths": depths,
+        "deeper": [depth for depth in depths if depth > 1],
+        "seeds": settings["seeds"],
+        "smallest margin": min(map(abs, bounces + gaps)),
+    }
+
+    def verdict_of(met: Sequence[bool]) -> Verdict:
+        if all(met):
+            return Verdict.HOLDS
+        if any(met[: len(bounces)]):
+            return Verdict.UNDER
+        return Verdict.FAILS
+
+    verdict = Verdict.INCONCLUSIVE
+    if TOY not in corpora:
+        verdict = _curves.verdict_of_all(verdict_of, bounces + gaps, settings["seeds"])
     template = (
         "{corpora:on {key} the top layer dips and bounces at depths {bouncing depths} of {depths}, in "
         "{seeds that bounce:{value} of {seeds} seeds at depth {key}}; the bottom layer ends "
@@ -170,7 +178,8 @@ def judge(run: Run) -> Judgement:
         "top layer, nats, by depth: "
         "{corpora:{key}, {top:{key}: {start:.2f} → {trough:.2f} → {end:.2f}}}"
     )
-    return Judgement(verdict, numbers, template + "}", short_template)
+    template += "}; {seeds} seeds, smallest margin {smallest margin:.3f} nats"
+    return Judgement(verdict, numbers, template, short_template)
 
 
 def _corpus_numbers(run: Run, data: str) -> dict[str, Any]:
@@ -181,15 +190,18 @@ def _corpus_numbers(run: Run, data: str) -> dict[str, Any]:
     by_layer = curves(run, data)
     top = {depth: by_layer[depth, lr, depth - 1] for depth in depths}
     seeds = _curves.seeds_that_bounce(run, data)
-    suppressed = []
+    # By how much the bottom layer ends below the top one, beyond what is asked for.
+    gaps = {}
     for depth in depths:
-        if depth > 1 and by_layer[depth, lr, 0].end <= top[depth].end - MARGIN:
-            suppressed.append(depth)
+        if depth > 1:
+            gaps[depth] = top[depth].end - by_layer[depth, lr, 0].end - MARGIN
     losses = {_curves.deep(depth): loss for (depth, _), loss in best_loss(run, data).items()}
     papers = PAPER.get(data, {})
     return {
         "bouncing depths": [depth for depth, curve in top.items() if curve.bounced],
-        "suppressed at": suppressed,
+        "suppressed at": [depth for depth, gap in gaps.items() if gap >= 0],
+        "margins": {depth: curve.margin for depth, curve in top.items()},
+        "gaps": gaps,
         "top": {depth: curve.numbers() for depth, curve in top.items()},
         "seeds that bounce": {depth: len(seeds[depth, lr, depth - 1]) for depth in depths},
         "entropy": _curves.entropy_numbers(run, data),
