@@ -189,6 +189,7 @@ def story(frame: pd.DataFrame, case: str) -> dict[str, Any]:
 
 _COMMON = {"rho": 0.85, "t_end": 1000.0, "start": 0.1, "times": 42}
 SETTINGS = {
+    "default": {**_COMMON, "samples": 500, "draws": 2},
     "laptop": {**_COMMON, "samples": 4000, "draws": 10},
     "paper": {**_COMMON, "samples": 10_000, "draws": 20},
 }
