@@ -4,7 +4,6 @@ import json
 import sys
 from importlib.metadata import metadata, version
 
-from joma.cli import doctor
 from tests.cli.test_cli import joma
 
 
@@ -33,7 +32,7 @@ def test_extras_are_those_of_the_metadata(monkeypatch):
         if extra == "elsewhere":
             marker += ' and sys_platform == "plan9"'  # not for this system
         described["Requires-Dist"] = f"{requirement}; {marker}"
-    monkeypatch.setattr(doctor, "metadata", lambda name: described)
+    monkeypatch.setattr("importlib.metadata.metadata", lambda name: described)
     done = joma("doctor", check=0)  # an extra that is missing is no error
     assert "without no-such-package (not installed)" in done.stdout
     assert "pip install 'joma[new]'" in done.stdout

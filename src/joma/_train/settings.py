@@ -8,8 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from joma._jobs.machine import threads
-
 ACTIVATIONS = ("relu", "gelu", "linear")
 OPTIMISERS = ("adam", "sgd")
 AUTHORS_LENGTH = 35  # tokens of the sequence of `Probe.AUTHORS`
@@ -149,6 +147,8 @@ class Settings:
         from joma._measure.gauges.registry import in_training
 
         in_training(self.gauges)
+        from joma._jobs.machine import threads
+
         return Settings(
             **{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or threads()}
         )

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,11 +134,13 @@ def _packages() -> Iterator[RequiredPackage]:
 
 def _requirements() -> Iterator[tuple[Requirement, str]]:
     """Yield each requirement of this platform with its extra, "" for the core."""
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     try:
-        described = metadata("joma")
-    except PackageNotFoundError:  # run from its source, without being installed
+        described = metadata.metadata("joma")
+    except metadata.PackageNotFoundError:  # run from its source, without being installed
         return
     requirements = [Requirement(line) for line in described.get_all("Requires-Dist") or []]
     for extra in ("", *(described.get_all("Provides-Extra") or [])):
@@ -152,9 +153,11 @@ def _requirements() -> Iterator[tuple[Requirement, str]]:
 
 
 def _version(name: str) -> str | None:
+    from importlib import metadata
+
     try:
-        return version(name)
-    except PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
 
 

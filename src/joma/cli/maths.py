@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import cache
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 _SUPERSCRIPTS = str.maketrans("0123456789+-−=()n′⊤T", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿ′ᵀᵀ")
 _ACCENTS = {"˙": "̇", "¨": "̈", "^": "̂", "~": "̃", "¯": "̄", "―": "̄", "→": "⃗", "\u203e": "̄"}
@@ -28,6 +31,8 @@ def plain_maths(text: str) -> str:
 
 @cache
 def _formula(latex: str) -> str:
+    from xml.etree import ElementTree
+
     try:
         from latex2mathml.converter import convert
     except ImportError:  # of the extra `report`: without it formulas stay as they are written
@@ -39,7 +44,7 @@ def _formula(latex: str) -> str:
     return re.sub(r" +", " ", _line(tree)).strip()
 
 
-def _line(node: ElementTree.Element) -> str:
+def _line(node: Element) -> str:
     kind, children = node.tag.rpartition("}")[2], list(node)
     parts = [_line(child) for child in children]
     if kind in ("mi", "mn", "mtext"):
@@ -63,7 +68,7 @@ def _line(node: ElementTree.Element) -> str:
     return "; ".join(parts) if kind == "mtable" else _row(children, parts)
 
 
-def _row(children: list[ElementTree.Element], parts: list[str]) -> str:
+def _row(children: list[Element], parts: list[str]) -> str:
     line = ""
     for child, part in zip(children, parts, strict=True):
         is_sum = part[:1] in ("Σ", "Π", "∫") and child.tag.rpartition("}")[2] != "mo"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import typing
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from joma._measure.gauges.registry import names_of
 from joma._train.settings import Settings
 from joma.cli import help
 from joma.cli.options import Command, make_option, sentence, with_parameters
@@ -24,6 +24,7 @@ def with_settings(function: Command, *, lists: bool = False) -> Command:
     return with_parameters(function, options)
 
 
+@cache
 def _kinds() -> dict[str, Any]:
     """Return setting -> the type of its value."""
     return typing.get_type_hints(Settings)
@@ -67,6 +68,7 @@ def _train(
 
     The same command again continues where it stopped.
     """
+    from joma._measure.gauges.registry import names_of
     from joma._train.language import train
     from joma._train.processes import joined
     from joma.cli.progress import progress_bar
@@ -139,6 +141,7 @@ def _sweep(
 
     Complete runs are not done again. `joma status FOLDER` shows how a sweep stands, at any time.
     """
+    from joma._measure.gauges.registry import names_of
     from joma._runs.listing import standings
     from joma._train.sweep import grid, sweep
 
