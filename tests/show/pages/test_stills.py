@@ -46,6 +46,27 @@ def test_a_still_has_the_words_and_marks_of_the_figure(drawn):
     assert all(id.startswith("x-") for id in ids)
 
 
+def test_numbers_in_texts_keep_all_their_digits():
+    """Coordinates are shortened; a learning rate of 0.0001 that reads 0.00 would be a wrong number."""
+    table = pd.DataFrame({"x": [0.0001, 1.0], "y": [0, 1], "name": ["lr 0.0001: 4.0062", "b"]})
+    rates = p.x("x", "0.12345", log=True, ticks=[0.0001, 0.001], format="~g")
+    curves = p.lines(table, rates, p.y("y"), p.by("name"), points=True)
+    shown = drawing(p.panel("loss 3.14159", curves, note="τ = 0.0625"))
+    for svg in (shown.svg, still(shown.svg, Styles(), "x")):
+        words = texts(ET.fromstring(svg))
+        for word in (
+            "0.0001",
+            "0.001",
+            "0.12345",
+            "lr 0.0001: 4.0062",
+            "loss 3.14159",
+            "τ = 0.0625",
+        ):
+            assert word in words
+    coordinates = re.findall(r' (?:d|transform|x|y)="([^"]*)"', shown.svg)
+    assert not any(re.search(r"\.\d{3}", text) for text in coordinates)
+
+
 @given(st.lists(st.tuples(COORDINATE, COORDINATE), min_size=2, max_size=40))
 def test_no_point_is_far_from_the_simplified_curve(points):
     kept = simplified(points)

@@ -45,6 +45,11 @@ DARK_DEPTH = (0.42, 1.0)
 # Colours that are farther apart than this, in steps of 255, are no longer of the scheme for depth.
 _SAME_COLOUR = 8.0
 _PLACES = 200
+# Attributes of SVG elements that hold coordinates.
+_COORDINATES = re.compile(
+    r' (?:d|transform|points|x|y|x1|x2|y1|y2|cx|cy|r|width|height|viewBox)="[^"]*"'
+)
+_LONG_NUMBER = re.compile(r"(\d\.\d\d)\d+")
 
 
 def on_dark(kind: str, colour: str) -> str | None:
@@ -151,8 +156,14 @@ def specification(chart: Chart) -> str:
 
 
 def compact(svg: str) -> str:
-    """An SVG with its coordinates to a hundredth of a pixel."""
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    """Return an SVG with its coordinates to a hundredth of a pixel.
+
+    Texts and labels keep their digits: they are numbers that somebody reads.
+
+    >>> compact('<g transform="translate(1.23456,2)"><text>lr 0.0001</text></g>')
+    '<g transform="translate(1.23,2)"><text>lr 0.0001</text></g>'
+    """
+    return _COORDINATES.sub(lambda match: _LONG_NUMBER.sub(r"\1", match[0]), svg)
 
 
 @dataclass(frozen=True)
