@@ -113,7 +113,7 @@ def test_a_real_process_ends_with_a_message_and_2(tmp_path):
         (("simulate",), "which task?"),
         (("report", "nowhere"), "nowhere is not a run: it does not exist"),
         (("status", "nowhere"), "nowhere is not a run: it does not exist"),
-        (("runs", "nowhere"), "there is no folder nowhere"),
+        (("runs", "nowhere"), "there is no folder nowhere: name the folder that your runs are in"),
         (("runs",), "there is no folder runs"),
         (("gauges", "entrpy"), "Did you mean 'entropy'"),
         (("gauges", "stable_rank.x"), "there is no part 'x' of the gauge 'stable_rank'"),

@@ -158,7 +158,7 @@ def test_the_report_of_a_folder_of_runs_is_a_page(runs, tmp_path):
 
 def test_a_report_is_a_page_a_picture_or_numbers(runs, tmp_path):
     files = [
-        tmp_path / f"out{ending}" for ending in (".html", ".svg", ".png", ".pdf", ".json", ".csv")
+        tmp_path / f"out{ending}" for ending in (".html", ".svg", ".PNG", ".pdf", ".json", ".csv")
     ]
     outs = [word for file in files for word in ("--out", file)]
     said = run_joma("report", runs / "sweep/a", *outs, check=0).stdout
@@ -171,7 +171,7 @@ def test_a_report_is_a_page_a_picture_or_numbers(runs, tmp_path):
         ".json": b"{",
     }
     for file in files[:-1]:
-        assert file.read_bytes()[:20].lower().startswith(starts[file.suffix].lower()), file
+        assert file.read_bytes()[:20].lower().startswith(starts[file.suffix.lower()].lower()), file
     table = pd.read_csv(files[-1])
     pd.testing.assert_frame_equal(table, Run(runs / "sweep/a").frame(), check_dtype=False)
 

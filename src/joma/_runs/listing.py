@@ -18,11 +18,14 @@ def runs_below(folder: str | os.PathLike[str]) -> list[Path]:
     Hidden folders are left out: exhibits are made in them.
     """
     folder = Path(folder)
+    remedy = "name the folder that your runs are in"
+    if not folder.exists():
+        raise RunError(f"there is no folder {folder}: {remedy}")
     if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}")
+        raise RunError(f"{folder} is a file: {remedy}")
     found = list(_walk(folder))
     if not found:
-        raise RunError(f"there are no runs in {folder}")
+        raise RunError(f"there are no runs in {folder}: {remedy}")
     return found
 
 

@@ -126,7 +126,7 @@ def _facts(gauge: Gauge) -> dict[str, Any]:
 
 def _explain(facts: dict[str, Any], out: Console) -> None:
     name = facts["gauge"]
-    measured_on = f"{facts['on']}: its function receives {facts['receives']}"
+    measured_on = f"{facts['on']}: {facts['receives']}"
     averaged = ""
     if facts["is_averaged_over"]:
         reduced = "mean" if facts["reduce"] == "mean" else "largest value"

@@ -64,7 +64,7 @@ def _report(
     if not has("report"):
         _report_without_figures(options["runs"], files)
         return
-    if open_ and files and all(file.suffix in EXPORTS for file in files):
+    if open_ and files and all(map(_is_export, files)):
         raise ValueError("--open is for a page, and none is asked for: add --out report.html")
     from joma._show.pages.runs import report
 
@@ -74,7 +74,7 @@ def _report(
         with console(stderr=True).status("drawing"):
             written = report(**options | {"out": file})
         _tell(written)
-        if written.suffix not in EXPORTS:
+        if not _is_export(written):
             page = written
     first, *others = options["runs"]
     if not others and (first / "run.json").exists():
@@ -83,10 +83,14 @@ def _report(
         say(NO_WINDOW)
 
 
+def _is_export(file: Path) -> bool:
+    return file.suffix.lower() in EXPORTS
+
+
 def _tell(file: Path) -> None:
-    if file.suffix == ".csv":
+    if file.suffix.lower() == ".csv":
         say(f"numbers: {file}")
-    elif file.suffix in EXPORTS:
+    elif _is_export(file):
         say(f"picture: {file}")
     else:
         say(f"report: {file} ({file.stat().st_size / 1e6:.1f} MB)")
@@ -97,7 +101,7 @@ def _report_without_figures(runs: list[Path], files: list[Path]) -> None:
     from joma._runs import Run, write_atomic
     from joma._runs.listing import standings
 
-    tables = [file for file in files if file.suffix == ".csv"]
+    tables = [file for file in files if file.suffix.lower() == ".csv"]
     if files and tables == files and len(runs) == 1:
         frame = Run(runs[0]).frame()
         for file in tables:

@@ -45,7 +45,7 @@ def plot(
 
 def export(run: Run, file: Path, clock: bool = False) -> Path:
     """Write the picture or the numbers of a run; the ending of the file's name says which."""
-    if file.suffix == ".csv":
+    if file.suffix.lower() == ".csv":
         write_atomic(file, run.frame().to_csv(index=False))
         return file
     from joma._show import plots

@@ -93,7 +93,7 @@ def report(
     collected = collect(folders)
     if out is not None:
         _check_ending(Path(out))
-    if out is not None and Path(out).suffix in EXPORTS:
+    if out is not None and Path(out).suffix.lower() in EXPORTS:
         return _export(collected, Path(out), title, clock)
     is_paper = (
         not clock and title is None and len(folders) == 1 and _of_the_paper(folders[0], collected)
@@ -119,7 +119,7 @@ def report(
 
 def _check_ending(file: Path) -> None:
     """Refuse names that promise something else than what can be written, as report.jpg."""
-    if file.suffix not in (*PAGES, *EXPORTS):
+    if file.suffix.lower() not in (*PAGES, *EXPORTS):
         endings = ", ".join((".html", *EXPORTS))
         raise ValueError(f"{file} cannot be written: the name has to end in one of {endings}")
 

@@ -193,13 +193,14 @@ def write(chart: Chart, file: Path) -> None:
     import vl_convert
 
     drawn = drawing(chart)
-    if file.suffix == ".svg":
+    ending = file.suffix.lower()
+    if ending == ".svg":
         write_atomic(file, _with_titles(drawn.svg))
-    elif file.suffix == ".pdf":
+    elif ending == ".pdf":
         write_atomic(file, vl_convert.svg_to_pdf(drawn.svg))
-    elif file.suffix == ".png":
+    elif ending == ".png":
         write_atomic(file, vl_convert.vegalite_to_png(drawn.specification, scale=2))
-    elif file.suffix == ".json":
+    elif ending == ".json":
         write_atomic(file, drawn.specification)
     else:
         raise ValueError(f"{file}: figures are .svg, .pdf, .png or .json")
