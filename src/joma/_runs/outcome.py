@@ -31,6 +31,7 @@ class Outcome:
         curves: gauge -> layer -> the course of its mean over heads.
         rules: gauge -> the rule for dip and bounce.
         clock: step -> τ, the sum of learning rates; empty if they were not recorded.
+        lowest: layer -> step and value of the lowest entropy that was measured, without smoothing.
     """
 
     status: str
@@ -43,6 +44,7 @@ class Outcome:
     curves: dict[str, dict[int, Curve]]
     rules: dict[str, Rule]
     clock: Mapping[Any, float] = field(repr=False)
+    lowest: Mapping[int, tuple[int, float]] = field(default_factory=dict, repr=False)
 
 
 def outcome(run: Run, table: pd.DataFrame | None = None) -> Outcome:
@@ -87,7 +89,21 @@ def outcome(run: Run, table: pd.DataFrame | None = None) -> Outcome:
         curves=curves,
         rules=rules,
         clock=clock,
+        lowest=_lowest(table),
     )
+
+
+def _lowest(table: pd.DataFrame) -> dict[int, tuple[int, float]]:
+    """Return the step and the value of the lowest entropy of each layer, a mean over heads."""
+    rows = table[table.gauge == "entropy"].dropna(subset=["value"])
+    if rows.empty or "layer" not in rows:
+        return {}
+    means = rows.groupby(["layer", "step"]).value.mean()
+    lowest = {}
+    for layer, values in means.groupby(level="layer"):
+        place = values.idxmin()
+        lowest[int(layer)] = (int(place[1]), float(values[place]))  # type: ignore[call-overload]
+    return lowest
 
 
 def has_clock(table: pd.DataFrame) -> bool:

@@ -172,7 +172,19 @@ class Run:
             f"<tr><th>{escape(key)}</th><td>{escape(str(item))}</td></tr>"
             for key, item in info.items()
         )
-        return f"<table>{''.join(cells)}</table>"
+        return f"{self._story()}<table>{''.join(cells)}</table>"
+
+    def _story(self) -> str:
+        """The sentence of its page, for a notebook; "" for kinds without steps, and for damaged runs."""
+        from joma._runs.outcome import outcome
+        from joma._runs.story import story
+
+        if self.info["kind"] not in ("watch", "train"):
+            return ""
+        try:
+            return f"<p>{escape(story(outcome(self), self.info['kind']))}</p>"
+        except RunError:
+            return ""
 
 
 def _has_copy_on_write() -> bool:

@@ -74,22 +74,16 @@ then: joma report runs/mine --open. More: joma docs getting-started; the curves:
 
 
 def story(run: Run) -> list[str]:
-    """What the attention of each layer did, in plain words: e to the entropy is the number of words looked at."""
-    from math import exp
-
-    from joma._runs.curve import TRAINING, describe_all
+    """Return what attention did, in the sentence of the run's page, and the numbers behind it."""
+    from joma._runs.outcome import outcome
+    from joma._runs.story import figures
+    from joma._runs.story import story as sentence
 
     frame = run.frame()
-    curves = describe_all(frame[frame.gauge == "entropy"], TRAINING["entropy"])
+    now = outcome(run, frame)
     loss = frame[frame.gauge == "loss"].value
-    lines = []
-    for (layer,), curve in curves.items():
-        where = f"layer {layer}: " if len(curves) > 1 else ""
-        lines += [
-            f"{where}attention entropy {curve} nats: {curve.pattern}",
-            f"  in words: each word looked at about {exp(curve.start):.0f} words at first, at {exp(curve.trough):.0f} "
-            f"by step {curve.trough_step}, and at {exp(curve.end):.0f} in the end, at step {frame.step.max()}",
-        ]
+    lines = [sentence(now, run.info["kind"])]
+    lines += [f"  {figures(now, layer)}" for layer in now.curves.get("entropy", {})]
     lines.append(f"  loss {loss.iloc[0]:.2f} → {loss.iloc[-5:].mean():.2f}")
     return lines
 

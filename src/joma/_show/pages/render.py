@@ -36,12 +36,12 @@ STATUS = {  # of a run
 def tone_of(info: Mapping[str, Any], state: State, worst: str | None) -> str:
     """Return the tone of a run's state: "good", "fair" or "bad".
 
-    A run with a critical alert, and an audit that found faults, are bad, though they are done. ``worst`` is the
-    level of the run's worst alert, if it has one.
+    A run with a critical alert, and an audit that found faults, are bad, though they are done; one with a warning is fair.
+    ``worst`` is the level of the run's worst alert, if it has one.
     """
     if worst == "critical" or info.get("faults"):
         return "bad"
-    if state.status == "done" and info.get("reason"):
+    if state.status == "done" and (info.get("reason") or worst == "warning"):
         return "fair"
     return STATUS.get(state.status, "fair")
 

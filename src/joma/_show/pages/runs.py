@@ -15,6 +15,7 @@ from joma._runs.explanation import COLUMNS, read_explanation
 from joma._runs.measured import measured_on, not_alike
 from joma._runs.outcome import Outcome, outcome
 from joma._runs.state import missing_in_words
+from joma._runs.story import by_block, figures, story
 from joma._show.pages.audits import faults_table
 from joma._show.pages.checkpoints import checkpoints_table
 from joma._show.pages.document import Page, check_place, document, figure, write_page
@@ -24,10 +25,13 @@ from joma._show.pages.place import PAPER, RUNS, check_replaceable, default_place
 from joma._show.pages.render import render, tone_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from joma._show.plots import Chart
 
 PAGES = (".html", ".htm", "")  # endings of the names of pages
 EXPORTS = (".svg", ".png", ".pdf", ".json", ".csv")  # of pictures, and of tables of numbers
+MOST_LAYERS_IN_WORDS = 4  # whose numbers stand below the sentence of a run
 MOST_RUNS = 12  # that get a figure each
 MOST_SETTINGS = 8  # columns of the table of runs
 
@@ -147,13 +151,20 @@ def runs_page(
     comparable = {label: run for label, run in zip(labels, runs, strict=True) if _has_steps(run)}
     many = len(comparable) > MOST_RUNS
     now = {label: outcome(run) for label, run in comparable.items()}
-    sections = [_table(page, runs, labels, now, links=many)]
-    if len(comparable) > 1:
-        sections.append(_comparison(page, comparable, now, clock, many))
+    is_alone = len(runs) == 1
+    table = _table(page, runs, labels, now, links=many)
+    sections = [table]
+    if len(comparable) > 1:  # the picture first
+        sections = [_comparison(page, comparable, now, clock, many), table]
     for label, run in zip(labels, runs, strict=True):
         if not (many and label in comparable):
-            sections.append(_section(page, run, label, page.id(label), clock, now.get(label)))
-    if not title and len(runs) == 1:
+            id = page.id(label)
+            outcome_now = now.get(label)
+            sections.append(_section(page, run, label, id, clock, outcome_now, is_alone=is_alone))
+    if is_alone:  # its sentence and figure, then the table
+        sections.reverse()
+        page.contents.reverse()
+    if not title and is_alone:
         title = labels[0]
     return document(page, title or f"{len(runs)} runs", sections, "joma report", header)
 
@@ -339,9 +350,19 @@ def has_both_clocks(chart: Chart) -> bool:
 
 
 def _section(
-    page: Page, run: Run, label: str, id: str, clock: bool = False, now: Outcome | None = None
+    page: Page,
+    run: Run,
+    label: str,
+    id: str,
+    clock: bool = False,
+    now: Outcome | None = None,
+    *,
+    is_alone: bool = False,
 ) -> str:
-    """A run's part of the page; ``now`` is its outcome, if that was read already."""
+    """A run's part of the page; ``now`` is its outcome, if that was read already.
+
+    The heading of a run that is alone is that of the page.
+    """
     from joma._show.pages.plot import chart
     from joma._show.plots import drawing
 
@@ -355,6 +376,7 @@ def _section(
     common = {
         "id": id,
         "label": label,
+        "is_alone": is_alone,
         "facts": _facts(run),
         "checkpoints": _table_of(run),
         "explanation": _explanation(run),
@@ -369,22 +391,34 @@ def _section(
         axis = "τ"
         command += " --clock"
     curves: dict[str, str] = {}
+    lead = ""
+    behind: list[str] = []
     if _has_steps(run):
-        curves = _curves(run, now or outcome(run))
+        now = now or outcome(run)
+        curves = _curves(run, now)
+        lead = story(now, info["kind"])
+        behind = [
+            f"Layer {layer}: {figures(now, layer)}." for layer in now.curves.get("entropy", {})
+        ]
     else:
         axis = "the layers, one line per model"
     alt = f"{info['kind']} run {label}: each gauge over {axis}"
-    table = run.frame().to_csv(index=False)
+    table_of_run = run.frame()
+    table = table_of_run.to_csv(index=False)
     return render(
         "run.html",
         **common,
         curves=curves,
+        lead=lead,
+        behind=behind[:MOST_LAYERS_IN_WORDS],
+        heads=_heads(page, run, id, label, table_of_run),
         figure=figure(page, id, drawing(drawn), alt, table, run.path),
         command_line=command,
         error=None,
         clock=clock,
         switch=has_both_clocks(drawn),
-        alerts=alerts,
+        alerts=by_block(alerts),
+        is_critical=worst_level(alerts) == "critical",
         TONES=TONES,
         attention=_attention(page, run, id, label),
     )
@@ -462,6 +496,20 @@ def _attention(page: Page, run: Run, id: str, label: str) -> str:
     left_out = len(patterns.layers) > len(shown_layers(patterns))
     return render(
         "attention.html", figure=drawn, patterns=patterns, sequence=sequence, left_out=left_out
+    )
+
+
+def _heads(page: Page, run: Run, id: str, label: str, table: pd.DataFrame) -> str:
+    """The part of the page with each gauge of heads over the steps, if the run has several heads."""
+    from joma._show.plots import drawing
+    from joma._show.plots.heads import draw
+
+    drawn = draw(table, run.info.get("largest", ()))
+    if drawn is None:
+        return ""
+    alt = f"{label}: each head over the steps, one heat map per gauge"
+    return render(
+        "heads.html", figure=figure(page, page.id(f"{id}-heads"), drawing(drawn), alt, None)
     )
 
 
