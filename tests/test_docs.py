@@ -472,9 +472,11 @@ def test_what_the_guide_says_of_the_demo_is_what_it_says(tmp_path):
     ]
     with RunWriter.create(tmp_path, kind="train", config={}, axes={"entropy": ["layer"]}) as writer:
         for n, entropy in enumerate([2.6] * 5 + [1.5] * 5 + [2.1] * 5):
-            writer.write(10 * n, {"entropy": [entropy], "loss": 7.2 - n / 5})
+            writer.write(6 * n, {"entropy": [entropy], "loss": 7.2 - n / 5})
     assert agrees(
-        "\n".join([*demo.story(Run(tmp_path)), "page: runs/demo/report.html", demo._NEXT]), shown
+        "\n".join([*demo.story(Run(tmp_path)), "page: runs/demo/report.html", demo._NEXT]),
+        shown.replace(" Healthy.", ""),  # without phases, nobody looked
+        about=True,
     )
 
 

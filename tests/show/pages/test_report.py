@@ -389,7 +389,7 @@ def test_runs_of_one_exhibit_and_of_awkward_names_have_ids_of_their_own(tmp_path
 def test_every_figure_is_in_the_page_as_a_picture_that_needs_no_script(page):
     without_scripts = re.sub(r"<script.*?</script>", "", page, flags=re.S)
     boxes = re.findall(r'<div class="chart"[^>]*>(.*?)</div>', without_scripts, flags=re.S)
-    assert len(boxes) == 3  # over each other, and each run
+    assert len(boxes) == 5  # over each other, each run, and the heads of each
     for box in boxes:
         picture = ET.fromstring(box)
         assert picture.get("class") == "still"
@@ -405,7 +405,7 @@ def test_of_many_runs_there_is_one_figure_and_links(tmp_path, monkeypatch):
     assert "figure.svg" not in text
     monkeypatch.setattr("joma._show.pages.runs.MOST_RUNS", 2)
     text = report(paths[:2], tmp_path / "page.html").read_text()
-    assert text.count('class="chart"') == 3
+    assert text.count('class="chart"') == 5
     assert "metrics.jsonl" not in text
 
 
