@@ -70,14 +70,14 @@ def pack_finished(
 
 
 def _data(settings: dict[str, object]) -> str:
-    """Return the packaged model or the corpus that a run needs."""
-    for key in ("model", "data", "text"):
-        value = settings.get(key)
-        if isinstance(value, list):
-            value = value[0]
+    """Return the packaged models and corpora that a run needs, separated by spaces."""
+    names: list[str] = []
+    for key in ("model", "models", "data", "text"):
+        value = settings.get(key, ())
         if isinstance(value, str):
-            return value
-    return ""
+            value = [value]
+        names += [name for name in value if isinstance(name, str) and " " not in name]  # type: ignore[attr-defined]
+    return " ".join(names)
 
 
 @contextmanager

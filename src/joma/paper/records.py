@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from joma._data.packaged import verified_models
 from joma._runs import Run, write_atomic
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -65,7 +66,7 @@ class Slice:
     Attributes:
         settings: the settings of the short run.
         seed: its seed.
-        data: the corpus or model that it needs; "" if joma brings it along.
+        data: the corpora and models that it needs, separated by spaces; "" if joma brings them along.
     """
 
     settings: dict[str, Any]
@@ -86,6 +87,8 @@ class ExhibitRecord:
     command: str
     core_minutes: float | None  # processor time; None if it was not measured
     slices: dict[str, Slice] = field(default_factory=dict)
+    # SHA-256 of the weights of the packaged models that were read, by their names
+    models: dict[str, str] = field(default_factory=dict)
     path: Path = Path()  # the zip file
 
     @property
@@ -203,6 +206,7 @@ def pack(
         "versions": info["versions"],
         "command": command,
         "core_minutes": core_minutes,
+        "models": _models(config["settings"]),
     }
     described = {name: asdict(short) for name, (short, _) in slices.items()}
     members = {_DETAILS: _as_json({"format": FORMAT, **details, "slices": described})}
@@ -220,6 +224,14 @@ def pack(
     record = load(config["exhibit"], folder)
     assert record is not None
     return record
+
+
+def _models(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hashes of the packaged models that these settings name; they are verified."""
+    named = settings.get("models", settings.get("model", ()))
+    if isinstance(named, str):
+        named = [named]
+    return {name: digest for model in named for name, digest in verified_models(model).items()}
 
 
 def _members(prefix: str, run: Run, data_files: Sequence[str] = ()) -> dict[str, bytes]:

@@ -209,12 +209,13 @@ def _saved_state(path: Path) -> dict[str, Any] | None:
 def located(model: str, revision: str | None = None) -> tuple[str, str | None]:
     """A public model as (folder or id, revision): a folder of its name in ``$JOMA_MODELS``, else the hub.
 
-    A model in a package has no revisions; that the package is missing is said here, before anything is trained.
+    A model in a package has no revisions. That the package is missing, or has other weights than those that joma
+    knows, is said here, before anything is trained.
     ``$JOMA_MODELS/pythia-70m/step1000`` is a revision, ``$JOMA_MODELS/pythia-70m`` the model as it is now.
     """
-    from joma._data.packaged import packaged
+    from joma._data.packaged import verified_models
 
-    if packaged(model) is not None:
+    if verified_models(model):
         return model, None
     if models := os.environ.get("JOMA_MODELS"):
         folder = Path(models).expanduser() / model.rpartition("/")[2] / (revision or "")
