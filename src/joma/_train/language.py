@@ -18,7 +18,7 @@ from torch import Tensor
 
 from joma._data.corpora import Corpus, corpus
 from joma._measure.gauges.registry import get
-from joma._measure.watch.record import axes_of
+from joma._measure.watch.run_request import axes_of
 from joma._measure.watch.watch import Watch, watch
 from joma._runs import Run, RunError
 from joma._runs.folder import existing

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from joma._measure.watch.alarms.reporting import OnAlert
     from joma._measure.watch.phases import Phases
     from joma._measure.watch.processes import ProcessScope
-    from joma._measure.watch.record import Resume
+    from joma._measure.watch.run_request import Resume
 
 # What a trainer does at a critical alert: stop, or lower the learning rates.
 AlertAction = Literal["stop", "lower"]

@@ -141,7 +141,7 @@ def test_status_and_page_name_what_is_missing(tmp_path, disk):
 
 
 def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_one(tmp_path, monkeypatch):
-    from joma._measure.watch.record import append_whole
+    from joma._measure.watch.line_files import append_whole
 
     path = tmp_path / "phases.jsonl"
     append_whole(path, "[1]\n")

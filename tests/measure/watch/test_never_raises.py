@@ -149,7 +149,7 @@ PARTS = {
     "tally": "joma._measure.watch.tally.Tally.values",
     "alarms": "joma._measure.watch.alarms.Alarms.update",
     "record": "joma._measure.watch.record.Record.write",
-    "kept readings": "joma._measure.watch.record.Record.keep",
+    "kept readings": "joma._measure.watch.record.Record.write_reading",
     "clock": "joma._measure.watch.clock.Clock.advance",
     "search": "joma._measure.watch.loop.find_not_finite",
 }

@@ -43,7 +43,9 @@ From a number to a judgement:
 
 What the user sees:
 
-    record.py             The run folder.
+    run_request.py        Which run folder is written: a new one, or one that is resumed?
+    record.py             What is written to it?
+    line_files.py         How do lines survive a full disk?
     patterns.py           Stored attention patterns.
     explain.py            `joma.explain`: what joma sees, and how it knows.
     watch_explanation.py  The same for a running watch.

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -33,7 +34,8 @@ from joma._measure.watch.patterns import PatternKeeper, check_patterns
 from joma._measure.watch.phases import PHASES
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.readings import Finding, LayerReading, take_layers, take_uniform
-from joma._measure.watch.record import Record, axes_of, config_of, rows_of_step
+from joma._measure.watch.record import Record, rows_of_step
+from joma._measure.watch.run_request import RunRequest, axes_of, config_of
 from joma._measure.watch.schedule import Schedule
 from joma._measure.watch.step_arguments import StepArguments, to_float
 from joma._measure.watch.supervisor import Supervisor
@@ -89,29 +91,24 @@ class WatchLoop:
     # Its beginning
 
     def _open_record(self, options: WatchOptions) -> Record:
-        run = options.run
-        is_lent = isinstance(run, RunWriter)
-        if not (run is None or isinstance(run, RunWriter)):
-            run = self._processes.folder(run)
         config = config_of(
-            self._watched.model, self._watched.periods, probed=self.instruments.is_probed
+            self._watched.model,
+            self._watched.periods,
+            is_probed=self.instruments.is_probed,
+            queries=options.queries,
         )
-        if options.queries is not None:
-            config["queries"] = options.queries
         axes = axes_of(self._watched.gauges, distinct_rates(self._watched.optimizers))
         axes |= self.instruments.axes
-        # Of processes that are measured together, the first one writes.
-        writes = self._processes.is_first or is_lent
-        record = Record(
-            run if writes else None,
-            config,
-            axes,
-            self.notices,
-            options.overwrite,
-            options.resume,
-        )
-        if not (run is None or isinstance(run, RunWriter)):
-            self.path = record.path if writes else run
+        request = RunRequest(options.run, config, axes, options.overwrite, options.resume)
+        if options.run is None or isinstance(options.run, RunWriter):
+            return Record(request, self.notices)
+        folder = self._processes.folder(options.run)
+        if not self._processes.is_first:
+            # The first process writes the run. What this one has goes to a temporary folder.
+            self.path = folder
+            return Record(replace(request, run=None), self.notices)
+        record = Record(replace(request, run=folder), self.notices)
+        self.path = record.path
         return record
 
     def _continue_record(self) -> None:
@@ -119,7 +116,7 @@ class WatchLoop:
         last_step = self.record.last_step
         if last_step is not None:
             self._schedule.go_on_from(last_step)
-            self.supervisor.replay(self.record.kept(last_step + 1))
+            self.supervisor.replay(self.record.cut_readings(last_step + 1))
 
     def _note_facts(self) -> None:
         self.record.note_layers(self.instruments.names, self.instruments.widths)
@@ -236,7 +233,7 @@ class WatchLoop:
         returned.
         """
         if self.record.go_on_from(self.last_step):
-            readings = self.record.kept(self.last_step)
+            readings = self.record.cut_readings(self.last_step)
             if not self._is_restored:
                 before = self.last_step - 1
                 self.supervisor.replay(readings)
@@ -398,7 +395,7 @@ class WatchLoop:
         self._has_stepped = self.last_step > 0
         self.record.go_back_to(self.last_step)
         self.supervisor.restore(state["alarms"])
-        self.record.drop_alerts(self.last_step + 1)
+        self.record.cut_alerts(self.last_step + 1)
         self._watched.layers.restore(state["layers"])
         self.notices.restore(state["reported"])
         for meter in self.instruments.meters:

@@ -15,7 +15,7 @@ from joma._measure.gauges.registry import Gauge, in_training
 from joma._measure.watch.alarms.reporting import OnAlert
 from joma._measure.watch.inputs import check_run
 from joma._measure.watch.processes import ProcessScope
-from joma._measure.watch.record import Resume
+from joma._measure.watch.run_request import Resume
 from joma._measure.watch.schedule import Chosen, Every, schedules
 from joma._runs.writer import RunWriter
 

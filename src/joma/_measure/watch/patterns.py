@@ -79,7 +79,7 @@ class PatternKeeper:
         if not self.wants or self._patterns is not None:
             return
         self._patterns = []
-        stored = record.patterns()
+        stored = record.read_patterns()
         if stored is None:
             return
         self._patterns = [pattern for pattern in stored.kept if pattern.step < step]
@@ -106,7 +106,7 @@ class PatternKeeper:
         except Exception as error:
             self._fail(error)
         if self._problem is not None:
-            record.tell_once(
+            record.report_once(
                 "patterns", f"attention patterns are no longer recorded: {self._problem}"
             )
 

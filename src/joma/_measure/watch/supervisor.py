@@ -88,7 +88,7 @@ class Supervisor:
         reading = Reading(measurement.step, measurement.loss, layers, gauges, findings)
         alerts = self._alarms.update(reading, attention, measurement.names)
         self._alerts.report(alerts)
-        self._record.keep(reading)
+        self._record.write_reading(reading)
 
     def replay(self, readings: Sequence[Reading]) -> None:
         """Bring phases and alarms to where these readings left them, without new reports."""

@@ -23,7 +23,7 @@ from joma._measure.watch.measurement import Measurement
 from joma._measure.watch.options import WatchOptions
 from joma._measure.watch.phases import Phases
 from joma._measure.watch.processes import ProcessScope
-from joma._measure.watch.record import Resume
+from joma._measure.watch.run_request import Resume
 from joma._measure.watch.schedule import Chosen, Every
 from joma._measure.watch.step_arguments import StepArguments
 from joma._runs.explanation import Explanation

@@ -10,15 +10,16 @@ of the mean attention b̄ moves; what Eqn. 17 misses of the logits' motion; the 
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from joma._measure.watch.applicability import (
+    LEAST_CEILING,
     ORTHOGONAL,
     PREDICTED,
     STATIONARY,
     STEADY,
-    TOLD,
     premises,
 )
 from joma._runs import Run, RunWriter
@@ -54,7 +55,7 @@ RULE = (
     f"most {STEADY:.0%} of attention moves; Eqn. 17 predicts if it misses at most {PREDICTED:g}; states are almost "
     f"orthogonal up to a cosine of {ORTHOGONAL:g}. Assumption 1 holds if gradients are stationary in all three models, "
     "holds under layer-wise training if in that one, fails if in none. Where noise leaves a cosine below "
-    f"{TOLD:g} that cannot be measured, and unless it can in layer-wise training, the statement is inconclusive. "
+    f"{LEAST_CEILING:g} that cannot be measured, and unless it can in layer-wise training, the statement is inconclusive. "
     f"{TOY_RULE}"
 )
 
@@ -155,11 +156,10 @@ def judge(run: Run) -> Judgement:
     for model, title in MODELS.items():
         measured = premises(where(frame, model=model))
         models[title] = {"premises": {}}
-        for name, (value, holds, sentence) in measured.items():
-            entry = {"value": value, "holds": holds, "sentence": sentence}
-            models[title]["premises"][name] = entry
+        for name, premise in measured.items():
+            models[title]["premises"][name] = asdict(premise)
         if "gradients" in measured:
-            stationary[model] = measured["gradients"][1]
+            stationary[model] = measured["gradients"].holds
     cosines = {}
     for model, holds in stationary.items():
         gradients = models[MODELS[model]]["premises"]["gradients"]
