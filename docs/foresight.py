@@ -31,7 +31,7 @@ from joma._measure.watch.phases import PHASES
 from joma._runs import Run, write_json
 from joma._runs.alerts import read_alerts
 from joma._runs.encoding import unspell
-from joma._runs.folder import plain
+from joma._runs.files import plain
 from joma._show import plots
 from joma._show.plots import panels as p
 from joma._train.settings import Settings

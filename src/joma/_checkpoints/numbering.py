@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from joma._runs import RunError
-from joma._runs.folder import describe, existing, plain
-from joma._runs.writer import config_differences
+from joma._runs.config import config_differences
+from joma._runs.files import plain
+from joma._runs.folder import describe, existing
 
 
 def place_for(path: Path, kind: str, config: Mapping[str, Any]) -> Path:

@@ -26,7 +26,7 @@ from joma._checkpoints.ranges import (
 )
 from joma._checkpoints.reading import BadCheckpoint, LocalFile, Reader
 from joma._checkpoints.tensors import NoWeights, Tensors, weight_map
-from joma._runs.folder import file_hash
+from joma._runs.files import file_hash
 from joma._runs.lock import take
 
 Answer = TypeVar("Answer")

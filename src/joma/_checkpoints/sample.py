@@ -26,7 +26,7 @@ from joma._measure.watch.passes import StepPasses
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.watched import WatchedModel
 from joma._runs.encoding import as_lists
-from joma._runs.folder import file_hash
+from joma._runs.files import file_hash
 from joma._runs.long_table import LongTable
 
 # Tokens per window, if the model has as many positions.

@@ -17,17 +17,10 @@ infinities: they are written as the strings `"nan"`, `"inf"` and `"-inf"` and re
 {'step': 0, 't': 0.0, 'gauge': 'loss', 'value': 2.0}
 """
 
-from joma._runs.folder import (
-    RunError,
-    RunInUse,
-    RunNotFound,
-    check_writable,
-    staged,
-    tidy,
-    write_atomic,
-    write_json,
-)
+from joma._runs.files import write_atomic, write_json
+from joma._runs.folder import RunError, RunInUse, RunNotFound, check_writable
 from joma._runs.reader import Run
+from joma._runs.staging import staged, tidy
 from joma._runs.writer import RunWriter
 
 __all__ = [

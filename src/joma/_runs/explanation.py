@@ -13,7 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._runs.folder import RunError, write_json
+from joma._runs.files import write_json
+from joma._runs.folder import RunError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._runs.folder import RunError, write_atomic
+from joma._runs.files import write_atomic
+from joma._runs.folder import RunError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from joma._runs import staged, write_json
-from joma._runs.folder import file_hash
+from joma._runs.files import file_hash
 
 _NAME = re.compile(r"step-(\d{8,})")
 _FILES = ("model.safetensors", "state.safetensors")

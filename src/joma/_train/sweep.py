@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from joma._jobs import Job, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
 from joma._runs import Run, RunError
+from joma._runs.config import check_config
 from joma._runs.listing import standings
-from joma._runs.writer import check_config
 from joma._train.language import train
 from joma._train.settings import Settings, check_whole
 

@@ -65,7 +65,7 @@ def tell_newest(run: Path) -> None:
 
 def print_json(value: object) -> None:
     """JSON on standard output; NaN and infinities are strings, as in run folders."""
-    from joma._runs.folder import plain
+    from joma._runs.files import plain
 
     typer.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))
 

@@ -152,20 +152,6 @@ def test_a_resumed_watch_goes_on_with_its_clock(tmp_path, way):
     assert math.isnan(w.tau[0])
 
 
-def test_a_state_without_a_clock_gives_none():
-    """As those that were saved before there was one."""
-    model = encoder()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with joma.watch(model, every=1, gauges="stable_rank") as w:
-        w.step()
-        state = {key: value for key, value in w.state_dict().items() if key != "clock"}
-    with joma.watch(model, every=1, gauges="stable_rank", optimizer=optimizer) as w:
-        w.load_state_dict(state)
-        optimizer.step()
-        w.step()
-    assert math.isnan(w.tau[0])
-
-
 def test_a_state_of_another_version_is_refused():
     with joma.watch(encoder(), every=1, gauges="stable_rank") as w:
         old = {**w.state_dict(), "phases": []}

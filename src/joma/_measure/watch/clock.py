@@ -126,17 +126,13 @@ class Clock:
         optimisers = None
         if self._steps is not None:
             optimisers = self._steps.state()
-        return {"told": stated, "optimisers": optimisers}
+        return {"stated": stated, "optimisers": optimisers}
 
-    def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Continue from a `state` after ``step``; without one (None), τ is unknown."""
-        if state is None:
-            if self._steps is not None and step > 0:
-                self._add_unknown(self._steps)
-            return
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
         self._stated = None
-        if state["told"] is not None:
-            rate, tau = state["told"]
+        if state["stated"] is not None:
+            rate, tau = state["stated"]
             self._stated = StatedRate(float(rate), float(tau))
         if self._steps is not None and state["optimisers"] is not None:
             self._steps.restore(state["optimisers"])

@@ -384,7 +384,7 @@ class WatchLoop:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`; one of another version of joma is refused."""
-        missing = [key for key in self.state() if key not in (*state, "clock")]
+        missing = [key for key in self.state() if key not in state]
         if missing:
             raise ValueError(
                 "this is no state of a watch of this version of joma: it lacks "
@@ -402,5 +402,5 @@ class WatchLoop:
             meter_state = state["meters"].get(meter.title)
             if meter_state is not None:
                 meter.restore(meter_state)
-        self.clock.restore(state.get("clock"), self.last_step)
+        self.clock.restore(state["clock"])
         self.arm()

@@ -15,7 +15,8 @@ from joma._measure.watch.run_request import RunFolder, RunRequest
 from joma._runs import Run, RunError
 from joma._runs.alerts import ALERTS
 from joma._runs.explanation import EXPLANATION, Explanation, write_explanation
-from joma._runs.folder import RUN, plain
+from joma._runs.files import plain
+from joma._runs.folder import RUN
 from joma._runs.long_table import LongTable
 from joma._runs.patterns import Patterns, read_patterns, write_patterns
 from joma._runs.state import Ending, Missing, missing_in_words

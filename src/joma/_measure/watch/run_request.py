@@ -21,9 +21,10 @@ from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.alarms.notices import Notices
 from joma._measure.watch.schedule import Every
 from joma._runs import RunError
+from joma._runs.config import config_differences
 from joma._runs.folder import newest, numbered, read_info
 from joma._runs.state import state_of
-from joma._runs.writer import RunWriter, config_differences
+from joma._runs.writer import RunWriter
 
 RunFolder = str | os.PathLike[str]
 Resume = bool | Literal["auto"]

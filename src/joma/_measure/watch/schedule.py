@@ -111,6 +111,6 @@ class Schedule:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`."""
         self.step = int(state["step"])
-        self._stride = int(state.get("stride", 1))
+        self._stride = int(state["stride"])
         for name in self._rules:
             self._measured[name] = int(state["measured"].get(name, self.step))

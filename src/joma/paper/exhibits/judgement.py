@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import Any
 
 from joma._runs.encoding import unspell
-from joma._runs.folder import plain
+from joma._runs.files import plain
 from joma.paper.verdict import Verdict
 
 # Digits that belong to a name: "Figure 6", "Eqn. 18", "SmolLM2", "WikiText-2".

@@ -34,8 +34,9 @@ from joma._runs import (
     write_atomic,
     write_json,
 )
+from joma._runs.files import file_hash
 from joma._runs.fingerprint import fingerprint
-from joma._runs.folder import file_hash, lock, unlock
+from joma._runs.folder import lock, unlock
 from joma.paper.exhibits.base import DEFAULT, FRESH_SEED, LONGER, Exhibit
 from joma.paper.exhibits.judgement import Judgement
 from joma.paper.exhibits.spot_check import SpotCheck, spot_checks, why_unchecked
