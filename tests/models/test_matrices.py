@@ -228,3 +228,19 @@ def test_fused_projections_are_split_as_the_familys_own_code_splits_them(family)
             torch.testing.assert_close(
                 torch.linalg.matrix_norm(products[head], 2), largest, rtol=1e-4, atol=1e-4
             )
+
+
+def test_multihead_attention_with_three_weights_and_one_bias():
+    attention = nn.MultiheadAttention(24, 3, kdim=10, vdim=8).requires_grad_(False)
+    nn.init.normal_(attention.in_proj_bias)
+    structure = find(nn.ModuleDict({"attention": attention}))
+    for part in "qkv":
+        (matrix,) = structure.matrices(part)
+        assert matrix.name == f"attention.{part}"
+        assert torch.equal(matrix.read()[0], getattr(attention, f"{part}_proj_weight"))
+    (found,) = structure.attentions
+    assert torch.equal(found.key.bias, attention.in_proj_bias[24:48])
+    (products,) = structure.matrices("qk")
+    expected = attention.q_proj_weight[:8].T @ attention.k_proj_weight[:8]  # of the first head
+    exact = torch.linalg.svdvals(expected.double())
+    assert torch.linalg.svdvals(products.read()[0].double()) == pytest.approx(exact[:8], rel=1e-5)

@@ -68,6 +68,7 @@ class LinearMap:
         select: Takes the rows of this map out of a tensor (all rows, …); None for all of them.
         weight_name: Attribute of ``module`` with the weight.
         bias_name: Attribute of ``module`` with the bias.
+        bias_part: Rows of the bias, if maps with a weight of their own share one bias.
     """
 
     name: str
@@ -78,6 +79,7 @@ class LinearMap:
     select: Callable[[Tensor], Tensor] | None = None
     weight_name: str = "weight"
     bias_name: str = "bias"
+    bias_part: slice | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -148,6 +150,8 @@ class LinearMap:
 
     def bias_rows(self, tensor: Tensor) -> Tensor:
         """Return (outputs,) of a tensor shaped as `bias_parameter`."""
+        if self.bias_part is not None:
+            return tensor[self.bias_part]
         if self.select is None:
             return tensor
         return self.select(tensor[:, None]).reshape(-1)

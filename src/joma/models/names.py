@@ -266,8 +266,9 @@ def leads_out_of_neurons(name: str) -> bool:
 
 def has_projections(module: nn.Module) -> bool:
     """True if the children of a module are queries and keys or values, or one map for all of them."""
-    if getattr(module, "in_proj_weight", None) is not None:
-        return True
+    for weight_name in ("in_proj_weight", "q_proj_weight"):
+        if getattr(module, weight_name, None) is not None:
+            return True
     has_query = False
     has_key_or_value = False
     for name, child in module.named_children():

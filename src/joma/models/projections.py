@@ -141,8 +141,9 @@ def find_attentions(modules: Mapping[str, nn.Module]) -> list[AttentionStructure
 
 def is_attention(module: nn.Module) -> bool:
     """True if a module has queries, or a fused projection, under a usual name."""
-    if getattr(module, "in_proj_weight", None) is not None:
-        return True
+    for weight_name in ("in_proj_weight", "q_proj_weight"):
+        if getattr(module, weight_name, None) is not None:
+            return True
     return _child(module, "q") is not None or _child(module, "fused") is not None
 
 
@@ -214,7 +215,28 @@ def _projection(name: str, module: nn.Module, part: str) -> LinearMap | None:
     # Queries without keys or values of their own: shared with another layer, or compressed.
     if _child(module, "q") is not None:
         return None
+    if getattr(module, "q_proj_weight", None) is not None:
+        return _part_with_common_bias(title, module, part)
     return _part_of_fused(title, module, part, order)
+
+
+def _part_with_common_bias(title: str, module: nn.Module, part: str) -> LinearMap | None:
+    """Return q, k or v of nn.MultiheadAttention with ``kdim`` or ``vdim``: three weights, one bias."""
+    weight_name = f"{part}_proj_weight"
+    weight: Tensor | None = getattr(module, weight_name, None)
+    if weight is None:
+        return None
+    outputs, inputs = weight.shape
+    start = "qkv".index(part) * outputs
+    return LinearMap(
+        title,
+        module,
+        inputs,
+        outputs,
+        weight_name=weight_name,
+        bias_name="in_proj_bias",
+        bias_part=slice(start, start + outputs),
+    )
 
 
 def _part_of_fused(title: str, module: nn.Module, part: str, order: RowOrder) -> LinearMap | None:

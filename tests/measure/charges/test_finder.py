@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from joma._measure.charges.charge import Status, gradient_of
 from joma._measure.charges.table import charges
@@ -74,3 +75,46 @@ def test_a_norm_that_experts_read_is_not_held_against_one_of_them():
     norms = [charge for charge in charges(mixtral(), norm="pre") if charge.kind == "norm"]
     reasons = {charge.name.split(".")[-2]: charge.reason for charge in norms}
     assert reasons["post_attention_layernorm"] == "experts and their router read it as well"
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(24, 3, batch_first=True, **options)
+        for parameter in self.attention.parameters():
+            if parameter.dim() == 1:  # biases, which begin at zero
+                nn.init.normal_(parameter)
+
+    def forward(self, queries, keys, values):
+        return self.attention(queries, keys, values)[0]
+
+
+NOT_OF_BIAS_KV = {"qk", "key_bias", "vo"}
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({}, set()),
+        ({"kdim": 10, "vdim": 8}, set()),
+        ({"add_zero_attn": True}, {"key_bias"}),
+        ({"add_bias_kv": True}, NOT_OF_BIAS_KV),
+        ({"kdim": 10, "vdim": 8, "add_bias_kv": True}, NOT_OF_BIAS_KV),
+    ],
+)
+def test_multihead_attention_with_other_keys(options, refused):
+    torch.manual_seed(0)
+    model = CrossAttention(**options).double()
+    queries = torch.randn(4, 6, 24).double()
+    keys = torch.randn(4, 7, options.get("kdim", 24)).double()
+    values = torch.randn(4, 7, options.get("vdim", 24)).double()
+    found = charges(model)
+    (model(queries, keys, values) * torch.randn(4, 6, 24).double()).sum().backward()
+    status = {charge.kind: charge.status for charge in found}
+    for kind in NOT_OF_BIAS_KV:
+        expected = Status.NONE if kind in refused else Status.EXACT
+        assert status[kind] is expected, kind
+    for charge in found:
+        if charge.status is Status.EXACT:
+            # A wrong claim has a residual of 1e-3 and more.
+            assert float(charge.residual(gradient_of).max()) < 1e-12, charge.name

@@ -57,6 +57,8 @@ class HeadProjections:
     rotary: Rotary
     has_norms: bool  # queries and keys are normalised
     has_gate: bool  # a gate multiplies the heads' outputs before the output projection
+    has_learned_key: bool  # one more key and value are parameters: nn.MultiheadAttention's bias_k
+    has_zero_key: bool  # one more key and value are zeros: its add_zero_attn
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +207,8 @@ def _head_projections(
         rotary=_rotary(structure.modules, attention.module, query.outputs // heads),
         has_norms=any(_NORM_CLASS.search(type(module).__name__) for module in inner_modules),
         has_gate=_has_gate(attention.module, query.outputs // heads, key.outputs // key_heads),
+        has_learned_key=getattr(attention.module, "bias_k", None) is not None,
+        has_zero_key=bool(getattr(attention.module, "add_zero_attn", False)),
     )
 
 

@@ -186,6 +186,10 @@ def _query_key_charges(parts: Anatomy, layer: ChargedLayer) -> Iterator[Charge]:
     if attention.has_norms:
         yield charge("qk", (Status.NONE, "queries and keys are normalised"), "matrix", _identity)
         return
+    if attention.has_learned_key:
+        finding = (Status.NONE, "a learned key next to the others is seen as well")
+        yield charge("qk", finding, "matrix", _identity)
+        return
     if rotary.size == 0:
         finding = (Status.EXACT, f"q·k is all that is seen of them{shared}")
         yield charge("qk", finding, "matrix", _identity)
@@ -244,6 +248,8 @@ def _key_bias_charge(parts: Anatomy, layer: ChargedLayer) -> Charge:
         finding = (Status.NONE, "rotary: the bias is rotated by position, so it is seen")
     elif parts.is_capped:
         finding = (Status.NONE, "attention logits are soft-capped")
+    elif attention.has_learned_key or attention.has_zero_key:
+        finding = (Status.NONE, "one more key has no bias, so it is seen")
     else:
         finding = (Status.EXACT, "softmax does not see what all keys have in common")
 
@@ -278,6 +284,8 @@ def _value_output_charge(parts: Anatomy, layer: ChargedLayer, output: LinearMap)
     finding = (Status.EXACT, f"only the product is seen{_shared_keys(layer)}")
     if attention.has_gate:
         finding = (Status.NONE, "a gate stands between values and outputs")
+    elif attention.has_learned_key:
+        finding = (Status.NONE, "a learned value next to the others is seen as well")
     return Charge("vo", f"{attention.name}.vo", *finding, "matrix", sides, layer.index)
 
 

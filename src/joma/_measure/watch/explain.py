@@ -233,7 +233,7 @@ class ExplanationBuilder:
                 yield self._attention_row(name, module, facts, matrices)
         messages = {module: message_of(error) for module, error in self.source.problems.items()}
         for module, sentence in self.unseen.items():
-            title = f"{module} ({self._class_name(module)}) "
+            title = f"{module} ({self._class_name(module)}) ran, but "
             messages.setdefault(module, sentence.removeprefix(title))
         for module, message in messages.items():
             if module not in facts_of:
