@@ -213,7 +213,9 @@ def _write_flows(
     if is_shown:
         for index in range(0, len(times), 3):
             mean = round(float(entropy[index].mean()), 4)
-            writer.write(index, {"curve": mean}, t=float(times[index]), **labels)
+            # The mean over fewer flows is another number: a slice must not be compared with it.
+            time = float(times[index])
+            writer.write(index, {"curve": mean}, t=time, flows=entropy.shape[1], **labels)
 
 
 def compare_flows(frame: pd.DataFrame, family: str) -> dict[tuple[str, ...], Contrast]:

@@ -146,7 +146,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 row["competition"] = gauges["competition"][0]
             if tree == "permuted":
                 row = {name: row[name] for name in ("siblings", "cousins")}
-            writer.write(step, row, tree=tree, **labels)
+            # Ten thousandths are more than the rule can tell apart, and keep the record small.
+            rounded = {name: round(float(value), 4) for name, value in row.items()}
+            writer.write(step, rounded, tree=tree, **labels)
 
 
 def _row(gauges: dict[str, Any]) -> dict[str, float]:
