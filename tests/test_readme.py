@@ -90,6 +90,14 @@ def test_numbers_agree_to_a_tolerance_and_words_exactly(printed, shown, about, e
     assert agrees(printed, shown, about) is expected
 
 
+def test_no_number_of_an_output_is_cut_off():
+    """What a page shows is real: "3.…" would be true of 3.0 and of 3.999."""
+    pages = {path: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+    shown = {(path.name, s.printed) for path, text in pages.items() for s in snippets(text)}
+    cut = [(name, text) for name, text in shown if text and re.search(r"\d\.?…|…e-", text)]
+    assert cut == []
+
+
 @pytest.mark.timeout(600)  # ten seconds of one core, and more than it looks on a busy machine
 def test_python_blocks_and_joma_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
