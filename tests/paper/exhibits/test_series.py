@@ -275,7 +275,7 @@ def test_the_judge_of_embeddings_compares_with_random_vectors(
         writer.write(9, {"inner": [0.05, 0.07]})
         writer.write(9, {"random": 0.1, "dimension": float(dimension)})
     found = embeddings.judge(Run(tmp_path))
-    assert "without mean and outliers 0.05 to 0.07" in found.measured
+    assert f"mean |cos| up to {max(raw):.2f} (random vectors: 0.10)" == found.measured
     assert found.verdict == (verdict if dimension == 2048 else "inconclusive")
     drift = found.numbers["raw"]["drift by the law"][0]
     assert drift == pytest.approx(0.5 * (64 / dimension) ** 0.5 * raw[0] / 0.1)

@@ -201,7 +201,7 @@ def judge(run: Run) -> Judgement:
         "{others.loss.least:.1%} to {others.loss.most:.1%}; with logits per query the block holds "
         "{memory.SGD:.1f} times less memory under SGD, {memory.Adam:.1f} under Adam; a step takes "
         "{time.SGD:.2f} and {time.Adam:.2f} times as long",
-        "exact cases to {worst:.0e}",
+        "exact cases to {worst:.0e} ({others.wrong} of {others.count} others are wrong)",
     )
 
 

@@ -356,7 +356,14 @@ def judge(run: Run) -> Judgement:
             f"; rebound of language models in nats: {{language.rebound:{{key}} {interval}}}, "
             f"difference {difference}, {{language.pairs}} pairs"
         )
-    short_template = "regimes with nonlinear only: {groups:{key} {nonlinear only} of {regimes}}"
+    entries = numbers["groups"].values()
+    numbers["all groups"] = {
+        name: sum(entry[name] for entry in entries) for name in ("nonlinear only", "regimes")
+    }
+    short_template = (
+        "attention comes back with nonlinear nodes only in {all groups.nonlinear only} of "
+        "{all groups.regimes} regimes"
+    )
     return Judgement(verdict, numbers, template, short_template)
 
 

@@ -174,9 +174,15 @@ def judge(run: Run) -> Judgement:
             "; best validation loss {best validation loss:{value:.3f} ({key})}, the paper's "
             "{the paper's:{value:.3f} ({key})}"
         )
+    tops = [top for corpus in corpora.values() for top in corpus["top"].values()]
+    weakest = min(tops, key=lambda top: top["end"] - top["trough"])
+    numbers["weakest"] = {
+        "rise": weakest["end"] - weakest["trough"],
+        "fall": weakest["start"] - weakest["trough"],
+    }
     short_template = (
-        "top layer, nats, by depth: "
-        "{corpora:{key}, {top:{key}: {start:.2f} → {trough:.2f} → {end:.2f}}}"
+        "entropy of the top layer rises again by at least {weakest.rise:.2f} nats (after a fall of "
+        "{weakest.fall:.2f})"
     )
     template += "}; {seeds} seeds, smallest margin {smallest margin:.3f} nats"
     return Judgement(verdict, numbers, template, short_template)

@@ -198,6 +198,7 @@ def judge(run: Run) -> Judgement:
         "queries": judged["query"].nunique(),
         "text": {PREDICTORS[name]: span for name, span in spans.items()},
         "predicted": spans["foretold"]["mean"],
+        "by chance": spans["shuffled"]["mean"],
         "fit": fit,
         "winner": winner,
         "winner in words": PREDICTORS[winner],
@@ -215,7 +216,7 @@ def judge(run: Run) -> Judgement:
         "exp attention to {error:.0e}, softmax attention's order at {softmax rank.mean:.2f} "
         "({softmax rank.low:.2f} … {softmax rank.high:.2f}); text, {queries} queries judged on: "
         "{text:{key} {mean:.2f} ({low:.2f} … {high:.2f})}; the winner is {winner in words}",
-        "to {error:.0e}; text {predicted:.2f}",
+        "rank correlation {predicted:.2f} on text (shuffled: {by chance:.2f})",
     )
 
 

@@ -154,8 +154,7 @@ def judge(run: Run) -> Judgement:
         "({exponent.low:.2f} to {exponent.high:.2f}); at r = {largest.r:g} the same token leads in "
         "{largest.same winner:.0%} of the draws; with the MLP frozen, softmax attention ends sparser "
         "in {sparser.count} of {sparser.flows} ({sparser.low:.2f}–{sparser.high:.2f}) draws",
-        "exponent {exponent.mean:.2f}, sparser in {sparser.count} of {sparser.flows} "
-        "({sparser.low:.2f}–{sparser.high:.2f})",
+        "softmax attention ends sparser in {sparser.count} of {sparser.flows} draws",
     )
 
 

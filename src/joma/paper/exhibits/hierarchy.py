@@ -269,8 +269,8 @@ def judge(run: Run) -> Judgement:
         verdict,
         {"objectives": {_label_name(name): entry for name, entry in numbers.items()}},
         TEMPLATE,
-        "siblings first, by label: {objectives:{key}: {siblings first.count} of {siblings first.trainings} "
-        "({siblings first.low:.2f}–{siblings first.high:.2f})}",
+        "siblings first in {objectives:{siblings first.count} of {siblings first.trainings} trainings on "
+        "{key}}",
     )
 
 

@@ -140,7 +140,7 @@ def judge(run: Run) -> Judgement:
         verdict,
         {"layers": layers, "lower": sum(lower), "earlier": sum(earlier), "count": len(lower)},
         template,
-        "lower in {lower} of {count} layers, earlier in {earlier}",
+        "gradients have a lower rank than the weight in {lower} of {count} layers",
     )
 
 

@@ -147,7 +147,7 @@ def judge(run: Run) -> Judgement:
         "{entropy lost.momentum:.2f} with momentum, {entropy lost.Adam:.2f} under Adam; Adam's rates "
         "follow Δ/√(Δ² + σ²) at {order.Adam, order_adapted:.3f} and Δ at "
         "{order.Adam, order_saliency:.3f}, SGD's follow Δ at {order.SGD, order_saliency:.3f}",
-        "{entropy lost.SGD:.2f} against {entropy lost.Adam:.2f} nats",
+        "attention loses {entropy lost.SGD:.2f} nats under SGD (under Adam: {entropy lost.Adam:.2f})",
     )
 
 

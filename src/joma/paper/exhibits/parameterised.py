@@ -219,8 +219,8 @@ def judge(run: Run) -> Judgement:
         verdict,
         numbers,
         template,
-        "misses {missed in the end.least:.2f} to {missed in the end.most:.2f} of the motion; what "
-        "replaces it drifts by {exact:.0e}",
+        "Theorem 1 misses at least {missed in the end.least:.2f} of the motion (what replaces it: "
+        "{exact:.0e})",
     )
 
 

@@ -201,7 +201,7 @@ def judge(run: Run) -> Judgement:
         verdict,
         numbers,
         template,
-        "law to {worst:.0e}; softmax NC {softmax.nc:.2f} (another query {softmax.nc_other:.2f})",
+        "NC {softmax.nc:.2f} under softmax (another query's part: {softmax.nc_other:.2f})",
     )
 
 

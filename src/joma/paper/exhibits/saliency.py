@@ -171,8 +171,7 @@ def judge(run: Run) -> Judgement:
         "distinct {distinct.least:.0%} to {distinct.most:.0%} of the words, with shuffled targets "
         "{by chance:.2%}; {between} words in between; most salient for “{first.query}”: "
         "{first.top words}",
-        "{distinct.least:.0%} to {distinct.most:.0%} distinct (shuffled {by chance:.2%}), {between} "
-        "words in between",
+        "at least {distinct.least:.0%} of the words distinct (shuffled targets: {by chance:.2%})",
     )
 
 

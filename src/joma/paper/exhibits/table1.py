@@ -484,7 +484,7 @@ def judge(run: Run) -> Judgement:
         numbers,
         f"{{rates:learning rate {{label}}: {{layers:{LAYER}}}}}. {{scale}} {BASELINES} {{noisy}} "
         f"{{trend}} So: {conclusion}",
-        "{rates:{key}: {layers:{key}: {trained:.2f} (untrained {untrained:.2f}, paper {paper:.2f})}}",
+        "NCorr {best.layers:{trained:.2f} at {key} (untrained: {untrained:.2f})}",
     )
 
 

@@ -121,7 +121,8 @@ def judge(run: Run) -> Judgement:
         "{tilted:.0%} of the cases with tilted embeddings, and in {bare:.0%} without the residual "
         "connection; under softmax complete patterns have outputs from {softmax.complete:.2f} on, "
         "others up to {softmax.lacking:.2f}",
-        "decomposes to {apart:.0e}; as stated under {as stated under}",
+        "the weight is made up of both patterns to {apart:.0e} (at a cosine of {least angle:g}: "
+        "{missed:.1%})",
     )
 
 
