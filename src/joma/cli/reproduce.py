@@ -272,7 +272,11 @@ def _cells(outcome: ExhibitOutcome) -> tuple[str, str]:
 
 
 def _time(outcome: ExhibitOutcome) -> str:
-    return _clock(outcome.seconds) if outcome.fresh else _CACHED
+    if not outcome.has_run:
+        return ""
+    if outcome.fresh:
+        return _clock(outcome.seconds)
+    return _CACHED
 
 
 def _clock(seconds: float) -> str:
