@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import typer
 from benchmarks.report import browser, until
@@ -431,7 +432,8 @@ def test_code_and_commands_of_a_page_run_and_print_what_it_says(page, tmp_path, 
         check_the_tutorial()
     if page == "getting-started.md":
         assert (scope["joint"].z - scope["folded"].z).__abs__().max() < 1e-6
-        assert (tmp_path / "runs/mine/figure.png").exists()
+        assert (tmp_path / "figure.svg").read_text().startswith("<svg")
+        assert len(pd.read_csv(tmp_path / "numbers.csv"))
         assert (tmp_path / "runs/paper/fig3/verdict.json").exists()
 
 
