@@ -92,7 +92,7 @@ def shortest(id):
 
 
 MAPPINGS = {
-    "table1": "noisy", "clock": "rates", "fig7": "models", "sinks": "series",
+    "table1": "noisy", "clock": "rates", "fig7": "models",
 }  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def test_values_that_are_beyond_the_presets_are_taken():
     for id, text in {
         "table1": "columns=12", "fig4": "seeds=7", "fig6": "layers=1,2,12", "fig9": "n=20", "clock": "steps=0",
         "fig8": "lr=1e-2,1", "fig5": "epsilon=0.01", "contrast": "ratios=8", "embeddings": "sample=100",
-        "sinks": "model=EleutherAI/pythia-70m", "frozen": "ratios=10,100,1000", "fig2": "times=3",
+        "sinks": "models=EleutherAI/pythia-70m", "frozen": "ratios=10,100,1000", "fig2": "times=3",
     }.items():  # fmt: skip
         assert refusal(id, shortest(id), text) is None, (id, text)
 

@@ -268,17 +268,51 @@ def test_the_judge_of_embeddings_compares_with_random_vectors(
     tmp_path, raw, centred, verdict, dimension
 ):
     """With d = 64 the drift of random vectors is not small: nothing is decided."""
-    with RunWriter.create(tmp_path, kind="exhibit", config={}, axes=embeddings.AXES) as writer:
-        writer.write(0, {"mean": [0.0, 0.0]}, kind="raw")
-        for kind, values in (("raw", raw), ("centred", centred)):
-            writer.write(9, {"mean": values}, kind=kind)
-        writer.write(9, {"inner": [0.05, 0.07]})
-        writer.write(9, {"random": 0.1, "dimension": float(dimension)})
-    found = embeddings.judge(Run(tmp_path))
-    assert f"mean |cos| up to {max(raw):.2f} (random vectors: 0.10)" == found.measured
+    run = of_models(tmp_path, {"one": (raw, centred, dimension, 64)})
+    found = embeddings.judge(run)
+    assert f"mean |cos| up to {max(raw):.2f} (random vectors: 0.10, one)" == found.measured
     assert found.verdict == (verdict if dimension == 2048 else "inconclusive")
-    drift = found.numbers["raw"]["drift by the law"][0]
+    drift = found.numbers["models"]["one"]["raw"]["drift by the law"][0]
     assert drift == pytest.approx(0.5 * (64 / dimension) ** 0.5 * raw[0] / 0.1)
+
+
+def of_models(folder, models):
+    """A run of embeddings: model -> mean |cos| as they are, without their mean, d, and different tokens per window."""
+    with RunWriter.create(folder, kind="exhibit", config={}, axes=embeddings.AXES) as writer:
+        for name, (raw, centred, dimension, different) in models.items():
+            writer.write(0, {"mean": [0.0, 0.0], "random": 0.1}, kind="raw", model=name)
+            for kind, values in (("raw", raw), ("centred", centred)):
+                writer.write(9, {"mean": values, "random": 0.1}, kind=kind, model=name)
+            writer.write(9, {"inner": [0.05, 0.07]}, model=name)
+            facts = {"dimension": float(dimension), "different": float(different)}
+            writer.write(9, facts, model=name)
+    return Run(folder)
+
+
+ORTHOGONAL = ([0.1, 0.1], [0.1, 0.1])
+PARALLEL = ([0.9, 0.9], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("models", "verdict"),
+    [
+        ({"a": (*ORTHOGONAL, 256, 14), "b": (*PARALLEL, 256, 64)}, "holds"),  # b decides nothing
+        ({"a": (*ORTHOGONAL, 256, 14), "b": (*PARALLEL, 256, 14)}, "holds under a condition"),
+        ({"a": (*PARALLEL, 1024, 64), "b": (*PARALLEL, 256, 14)}, "fails"),
+        ({"a": (*ORTHOGONAL, 256, 64)}, "inconclusive"),
+    ],
+)
+def test_models_that_decide_are_judged_together(tmp_path, models, verdict):
+    assert embeddings.judge(of_models(tmp_path, models)).verdict == verdict
+
+
+def test_few_random_vectors_without_their_mean_point_away_from_each_other():
+    for count, dimension in ((24, 256), (1024, 64)):
+        vectors = torch.randn(count, dimension, generator=torch.Generator().manual_seed(5))
+        found = embedding_coherence(vectors - vectors.mean(dim=0)).mean
+        assert found == pytest.approx(embeddings.random_centred(count, dimension), rel=0.06)
+    assert embeddings.random_centred(24, 256) > 1.15 * random_cosine(256)
+    assert embeddings.random_centred(1024, 64) == pytest.approx(random_cosine(64), rel=0.01)
 
 
 def common_direction(vectors):

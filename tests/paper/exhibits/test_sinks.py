@@ -9,20 +9,26 @@ import numpy as np
 import pytest
 
 from joma._runs import Run, RunWriter
+from joma._show import plots
 from joma.paper.exhibits import embeddings, fig7, fig10, get, make_exhibit, sinks
 
 LENGTH = 64
 FULL, BESIDE = sinks.largest(LENGTH, sinks=True), sinks.largest(LENGTH, sinks=False)
 
 
-def made(folder, entropy, beside, model="m"):
-    """A run of ten heads: these have such entropies, the others attend evenly."""
-    rest = 10 - len(entropy)
-    values = {"entropy": [*entropy, *[FULL] * rest], "nonsink_entropy": [*beside, *[BESIDE] * rest]}
-    values["sink_mass"] = [0.9] * len(entropy) + [0.05] * rest
-    config = {"settings": {"model": model, "length": LENGTH}}
-    with RunWriter.create(folder, kind="exhibit", config=config, axes=sinks.AXES) as writer:
-        writer.write(0, {gauge: np.reshape(numbers, (2, 5)) for gauge, numbers in values.items()})
+def made(folder, *models):
+    """A run of models with ten heads: the first ones have such entropies, the others attend evenly."""
+    with RunWriter.create(folder, kind="exhibit", config={}, axes=sinks.AXES) as writer:
+        for name, entropy, beside in models:
+            rest = 10 - len(entropy)
+            values = {
+                "entropy": [*entropy, *[FULL] * rest],
+                "nonsink_entropy": [*beside, *[BESIDE] * rest],
+                "sink_mass": [0.9] * len(entropy) + [0.05] * rest,
+            }
+            heads = {gauge: np.reshape(numbers, (2, 5)) for gauge, numbers in values.items()}
+            writer.write(0, heads, model=name)
+            writer.write(0, {"length": float(LENGTH), "sees_all": 0.0}, model=name)
     return Run(folder)
 
 
@@ -48,10 +54,35 @@ def test_the_largest_entropies_are_those_of_even_attention():
     ],
 )
 def test_the_judge_of_sinks(entropy, beside, model, verdict, tmp_path):
-    run = made(tmp_path / "run", entropy, beside, model)
+    run = made(tmp_path / "run", (model, entropy, beside))
     judgement = sinks.judge(run)
     assert judgement.verdict == verdict
-    assert judgement.numbers["low"] == len(entropy)
+    assert judgement.numbers["models"][model]["low"] == len(entropy)
+
+
+PARKED = ([0.2] * 3, [BESIDE] * 3)
+SPARSE = ([0.2] * 3, [0.1] * 3)
+
+
+@pytest.mark.parametrize(
+    ("models", "verdict"),
+    [
+        ([("a", *PARKED), ("b", *PARKED)], "holds"),
+        ([("a", *PARKED), ("b", *SPARSE)], "holds under a condition"),
+        ([("a", *SPARSE), ("b", *SPARSE)], "fails"),
+        ([("a", *PARKED), ("b", [], [])], "holds"),  # b decides nothing
+    ],
+)
+def test_models_that_decide_are_judged_together(models, verdict, tmp_path):
+    run = made(tmp_path / "run", *models)
+    assert sinks.judge(run).verdict == verdict
+    plots.save(sinks.draw(run), tmp_path)
+    assert "NaN" not in (tmp_path / "figure.svg").read_text()
+
+
+def test_models_that_see_all_tokens_have_other_limits():
+    assert sinks.largest(LENGTH, sinks=True, sees_all=True) == pytest.approx(math.log(LENGTH))
+    assert sinks.largest(LENGTH, sinks=False, sees_all=True) == pytest.approx(math.log(LENGTH - 1))
 
 
 def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):

@@ -224,6 +224,24 @@ def located(model: str, revision: str | None = None) -> tuple[str, str | None]:
     return model, revision
 
 
+def reads_reactions(model: str) -> bool:
+    """True for the packaged models of chemical reactions; they see all tokens of a reaction at once."""
+    return model.partition("/")[0] in ("rxnfp", "rxnmapper")
+
+
+def read_by(model: str, settings: dict[str, Any], seed: int) -> Any:
+    """What a model reads: the corpus of the settings, or token ids of made reactions, (reactions, reaction_length)."""
+    if not reads_reactions(model):
+        return settings["data"]
+    from joma._data.packaged import packaged
+    from joma.paper.labs.reactions import reaction_ids
+
+    folder = packaged(model)
+    assert folder is not None
+    vocabulary = (folder / "vocab.txt").read_text().split()
+    return reaction_ids(vocabulary, settings["reaction_length"], settings["reactions"], seed)
+
+
 def first_layers(model: str, revision: str | None, count: int) -> tuple[Any, Any]:
     """Return a model that ends after its first layers, and its tokenizer.
 
