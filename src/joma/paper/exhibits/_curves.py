@@ -43,7 +43,7 @@ PLAIN = {"probe_windows": 2, "threads": 1, "fresh_adam": False, "short_window": 
 # what the authors' loop does besides; losses on all validation windows, to stand beside the paper's three digits
 # the models on real text that Figures 6 and 8, lowrank and clock look at, each trained once for all of them
 GRID: dict[str, Any] = {
-    "data": "wikitext-2", "vocabulary": 2000, "layers": [1, 2], "seeds": 2, "steps": 1000, "tau": 0.5, "points": 50,
+    "data": "wikitext-2", "vocabulary": 2000, "layers": [1, 2], "seeds": 4, "steps": 1000, "tau": 0.5, "points": 50,
     "every": 10, "valid_windows": 16, "valid_every": 0,
     "gauges": ["entropy", "stable_rank", "gradient_rank", "update_rank"], **PLAIN,
 }  # fmt: skip
