@@ -253,6 +253,37 @@ def wanted(key: Key, record: dict[str, Any]) -> bool:
     return compared or not all(name(layers, lr, seed) in record["runs"] for seed in seeds)
 
 
+def rates_and_seeds(data: Path) -> pd.DataFrame:
+    """How far the authors' runs at two rates lie apart on the clock, and their seeds: rms over the τ that both measured."""
+    rows = []
+    ratio = round(SOURCE_LR / TARGET_LR)
+    every = 1000  # steps between two of their measurements
+    for layers in DEPTHS:
+        for what in ({"gauge": "entropy", "layer": layers - 1}, {"gauge": "valid_loss"}):
+            slow = by_seed(data, layers, TARGET_LR, what, ratio * every)
+            fast = by_seed(data, layers, SOURCE_LR, what, every)
+            points = slow.index.intersection(fast.index)
+            between = [slow[i][points] - fast[j][points] for i in slow for j in fast]
+            pairs = [(one, i, j) for one in (slow, fast) for i in one for j in one if i < j]
+            within = [one[i][points] - one[j][points] for one, i, j in pairs]
+            apart = {"rates": rms(np.concatenate(between)), "seeds": rms(np.concatenate(within))}
+            rows.append({"layers": layers, **what, "points": len(points), **apart})
+    return pd.DataFrame(rows).astype({"layer": "Int64"})
+
+
+def by_seed(data: Path, layers: int, lr: float, what: dict[str, Any], every: int) -> pd.DataFrame:
+    """What the authors measured at a rate every so many steps: a row per measurement after the first, a column per seed."""
+    columns = {}
+    for seed in (1, 2, 3):
+        table = theirs(data, layers, lr, seed)
+        for name, value in what.items():
+            table = table[table[name] == value]
+        table = table[(table.step > 0) & (table.step % every == 0)]
+        if len(table):
+            columns[seed] = pd.Series(table.value.to_numpy(), index=table.step.to_numpy() // every)
+    return pd.DataFrame(columns)
+
+
 def joined(table: pd.DataFrame, recorded: list[dict[str, Any]], by: list[str]) -> pd.DataFrame:
     """The rows of these runs, and those of the record that none of them takes the place of."""
     old = pd.DataFrame([{key: unspell(value) for key, value in row.items()} for row in recorded])
@@ -266,7 +297,7 @@ def joined(table: pd.DataFrame, recorded: list[dict[str, Any]], by: list[str]) -
     )
 
 
-def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
+def page(table: pd.DataFrame, ends: pd.DataFrame, apart: pd.DataFrame) -> str:
     """The numbers as Markdown tables, for docs/foresight.md."""
     lines = []
     if len(table):
@@ -281,6 +312,16 @@ def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
             )
         lines += ["", f"| pooled over depths, from {SOURCE_LR:g} | rms |", "|---|--:|"]
         lines += [f"| {what} | {value:.3f} |" for what, value in pooled(table).items()]
+        lines += [
+            "",
+            f"| layers | the authors' runs on the clock | points | {TARGET_LR:g} against {SOURCE_LR:g} | their seeds |",
+            "|--:|---|--:|--:|--:|",
+        ]
+        for row in apart.itertuples():
+            what = "validation loss" if row.gauge == "valid_loss" else f"entropy, layer {row.layer}"
+            lines.append(
+                f"| {row.layers} | {what} | {row.points} | {row.rates:.3f} | {row.seeds:.3f} |"
+            )
     if len(ends):
         lines += ["", "| layers | lr | foretold to collapse | collapsed | by the rate alone | why |",
                   "|--:|--:|---|---|---|---|"]  # fmt: skip
@@ -374,6 +415,7 @@ def main() -> None:
         runs = opened(options.out, keys)
         table = joined(scores(runs, data), record["forecast"], ["layers", "source"])
         ends = joined(collapses(runs, data), record["collapse"], ["layers", "lr"])
+        apart = rates_and_seeds(data)
         numbers = {
             "runs": sorted({*record["runs"], *(name(*key) for key in runs)}),
             "forecast": table.round(4).to_dict("records"),
@@ -382,12 +424,13 @@ def main() -> None:
                 for what, value in (pooled(table) if len(table) else {}).items()
             },
             "collapse": ends.to_dict("records"),
+            "clock": apart.round(4).to_dict("records"),
         }
         write_json(options.out / "foresight.json", plain(numbers))
         if options.page.exists():
             head, _, tail = options.page.read_text().partition(BEGIN)
             options.page.write_text(
-                f"{head}{BEGIN}\n{page(table, ends)}\n{END}{tail.partition(END)[2]}"
+                f"{head}{BEGIN}\n{page(table, ends, apart)}\n{END}{tail.partition(END)[2]}"
             )
         if any(key in SOURCES for key in runs):
             with tempfile.TemporaryDirectory() as folder:

@@ -3,12 +3,11 @@
 Makes the README's pictures of `joma demo`, runs all exhibits at the default preset, copies their pictures to
 ``docs/figures``, and writes the table of claims into ``docs/claims.md``, those that differ from the paper into
 ``docs/errata.md``, the index from the paper to the code into ``docs/paper-index.md``, and the exhibits' results, default
-and recorded, into ``docs/results.md``.
+and recorded, into ``docs/results.md`` and the fields of all pages (``docs/_build/facts.py``).
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -28,6 +27,7 @@ import claim_pages  # noqa: E402
 import contrasted  # noqa: E402
 import dataflow  # noqa: E402
 import demo_pictures  # noqa: E402
+import facts  # noqa: E402
 import found  # noqa: E402
 import imports  # noqa: E402
 import paper_index  # noqa: E402
@@ -91,7 +91,7 @@ def main() -> None:
         for name, made in reading.make(folder).items():
             shutil.copy(made / "figure.png", ROOT / f"docs/figures/{name}.png")
     if "claims" in chosen:
-        claim_tables(folder)
+        claim_tables()
     if "tables" in chosen:
         tables(folder)
         theory_table()
@@ -105,7 +105,7 @@ def architecture() -> None:
     page.write_text(between(page.read_text(), "rooms", imports.table()))
 
 
-def claim_tables(folder: Path) -> None:
+def claim_tables() -> None:
     """Claims, errata and the index of the paper."""
     checked = [check(claim) for claim in claims()]
     wrong = [result.id for result in checked if not result.ok]
@@ -115,12 +115,8 @@ def claim_tables(folder: Path) -> None:
     (ROOT / "docs/errata.md").write_text(claim_pages.errata(checked))
     (ROOT / "docs/galore.md").write_text(claim_pages.galore(checked))
     index = ROOT / "docs/paper-index.md"
-    # An exhibit that would have to be computed keeps the verdict that the page has.
-    verdicts = dict(re.findall(r"`joma reproduce (\w+)`: (.+?)(?=<br>| \|)", index.read_text()))
-    for id, finding in results.findings(folder).items():
-        if finding is not None:
-            verdicts[id] = finding.judgement.verdict
-    index.write_text(paper_index.page({one.id: one.verdict for one in checked}, verdicts))
+    by_claim = {result.id: result.verdict for result in checked}
+    index.write_text(paper_index.page(by_claim, facts.verdicts()))
 
 
 def theory_table() -> None:
@@ -131,15 +127,16 @@ def theory_table() -> None:
 
 def tables(folder: Path) -> None:
     """The guide to the exhibits, and their results."""
-    findings = results.findings(folder)
+    facts.store(results.findings(folder))
     guide = ROOT / "docs/reproduce.md"
-    text = guide.read_text()
-    guide.write_text(between(text, "exhibits", results.sections(findings, text)))
+    guide.write_text(between(guide.read_text(), "exhibits", results.sections(facts.findings())))
     page = ROOT / "docs/results.md"
-    text = page.read_text()
-    page.write_text(between(text, "results", results.table(findings, text)))
+    page.write_text(between(page.read_text(), "results", results.table(facts.findings())))
     readme = ROOT / "README.md"
     readme.write_text(found.filled(readme.read_text()))
+    index = ROOT / "docs/paper-index.md"
+    index.write_text(paper_index.with_verdicts(index.read_text(), facts.verdicts()))
+    facts.fill_all()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -31,7 +32,9 @@ from joma.paper.claims import claims
 from joma.paper.exhibits import ORDER, exhibits, get, make_exhibit
 from joma.paper.exhibits.base import DEFAULT
 from joma.paper.exhibits.index import remove as remove_exhibit
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.records import load
+from joma.paper.verdict import Verdict
 from tests.snippets import agrees, execute, fences, joma_commands, snippets
 
 ROOT = Path(__file__).parents[1]
@@ -40,11 +43,13 @@ sys.path.insert(0, str(DOCS / "_build"))
 
 import contrasted  # noqa: E402
 import dataflow  # noqa: E402
+import facts  # noqa: E402
 import paper_index  # noqa: E402
 import prose  # noqa: E402
 import results  # noqa: E402
 from marks import between  # noqa: E402
 
+MAKE_TABLES = "run: python docs/make_figures.py tables"
 ROWS = [row for rows in paper_index.SECTIONS.values() for row in rows]
 # what the paper numbers; its multi-layer appendix counts anew
 NUMBERED = {
@@ -217,21 +222,57 @@ def test_every_picture_has_a_command_that_makes_it():
         assert (f"](figures/{id}.png)" in guide) == has_figure, id
 
 
-def test_results_and_guide_keep_the_lines_of_exhibits_that_would_have_to_be_computed():
-    nothing_computed = dict.fromkeys(ORDER)
-    page = (DOCS / "results.md").read_text()
-    guide = (DOCS / "reproduce.md").read_text()
-    table = results.table(nothing_computed, page)
-    sections = results.sections(nothing_computed, guide)
-    for id in ORDER:
-        cells = re.search(rf"^\| `{id}` \| .*$", page, flags=re.MULTILINE)[0].split(" | ")
-        kept = " | ".join(cells[3:5])
-        assert f" | {kept} | computed | " in table, id
-        if cells[5] == "computed":
-            assert re.search(rf"^\| `{id}` \| .*$", table, flags=re.MULTILINE)[0] in page
-            summary = re.search(rf"`joma reproduce {id}`\..*?\n\n(\*\*.*?\n)", guide)[1]
-            assert summary.startswith(f"**{cells[3].capitalize()}** (computed). "), id
-            assert summary in sections
+def test_no_page_states_another_verdict_or_number_than_the_results():
+    """Tables, sections and index are those of the records, as the current rules judge them."""
+    findings = facts.findings()
+    for name, mark, part in (
+        ("results", "results", results.table(findings)),
+        ("reproduce", "exhibits", results.sections(findings)),
+    ):
+        text = (DOCS / f"{name}.md").read_text()
+        assert between(text, mark, part) == text, MAKE_TABLES
+    index = (DOCS / "paper-index.md").read_text()
+    assert paper_index.with_verdicts(index, facts.verdicts()) == index, MAKE_TABLES
+    for page in facts.pages():
+        text = page.read_text()
+        assert facts.filled(text) == text, MAKE_TABLES
+
+
+def test_results_of_exhibits_that_are_computed_are_stored():
+    stored = json.loads(facts.COMPUTED.read_text())
+    computed = {
+        id
+        for id, exhibit in exhibits().items()
+        if DEFAULT in exhibit.experiment.settings and load(id) is None
+    }
+    assert set(stored) == computed
+    for id, judgement in stored.items():
+        rendered = Judgement.from_dict(judgement)
+        assert (rendered.summary, rendered.measured) == (
+            judgement["summary"],
+            judgement["measured"],
+        ), id
+
+
+def test_fields_are_rendered_from_the_results_and_refuse_what_is_not_there():
+    assert facts.filled("a <!-- = {fig3.verdict} -->fails<!-- / --> b") == (
+        f"a <!-- = {{fig3.verdict}} -->{facts.verdicts()['fig3']}<!-- / --> b"
+    )
+    with pytest.raises(ValueError, match="no_such_number"):
+        facts.filled("<!-- = {fig3.no_such_number} --><!-- / -->")
+
+
+# Verdicts in emphasis, as pages state them of results: they are fields.
+TYPED_VERDICT = re.compile(
+    r"\*(" + "|".join(verdict for verdict in Verdict if verdict != Verdict.ERROR) + r")\*"
+)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_no_verdict_is_typed(page):
+    text = facts.FIELD.sub("", page.read_text())
+    text = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", text, flags=re.S)
+    assert TYPED_VERDICT.findall(text) == []
 
 
 def test_the_picture_of_the_data_flow_is_as_drawn_and_knows_what_measures():

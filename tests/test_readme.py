@@ -15,10 +15,8 @@ import pytest
 from joma.cli import demo
 from joma.paper.claims import Kind, claims
 from joma.paper.claims.roots import counts_in_words
-from joma.paper.exhibits import ORDER, get
-from joma.paper.exhibits.making import judge_record
-from joma.paper.recorded import longer_run
-from joma.paper.records import FOLDER, load
+from joma.paper.exhibits import ORDER
+from joma.paper.records import FOLDER
 from tests.snippets import agrees, execute, snippets
 
 ROOT = Path(__file__).parents[1]
@@ -175,64 +173,29 @@ def test_an_environment_of_yours_keeps_its_libraries():
 def test_findings_and_the_last_line_are_those_of_the_results():
     assert found.filled(TEXT) == TEXT, "if not: python docs/make_figures.py tables"
     kinds = Counter(claim.kind for claim in claims())
-    assert f"{kinds[Kind.PRINTED]} hold as printed; {counts_in_words(claims())}" in TEXT
-    assert f"{kinds[Kind.UNSAID]} need a condition" in TEXT
+    assert (
+        f"{kinds[Kind.PRINTED]} hold as printed and {kinds[Kind.UNSAID]} need a condition" in TEXT
+    )
+    assert f"By root cause, {counts_in_words(claims())}" in TEXT
     shown = re.search(r"^(\d+) statements: ", TEXT, flags=re.M)[1]
     assert int(shown) == len(claims()) + len(ORDER)
 
 
-def longest(id):
-    """The judgement of the record of an exhibit, or else what a longer run found."""
-    record = load(id)
-    if record is None:
-        return longer_run(id)
-    (exhibit,) = get([id])
-    return judge_record(exhibit, record)
-
-
-def test_numbers_of_a_finding_are_those_of_its_record():
-    judgement = longest("fig6")
-    assert f"({judgement.measured}; {judgement.verdict}, recorded" in TEXT
-
-
-def test_numbers_of_the_clock_are_those_recorded():
-    """In docs/foresight.md: per depth the distance of rates and of seeds, then the ratios under SGD."""
-    said = (
-        (ROOT / "docs/foresight.md")
-        .read_text()
-        .partition("## The clock in our own runs")[2]
-        .partition("## ")[0]
+def test_what_a_finding_says_of_claims_is_their_verdict():
+    verdicts = dict(
+        re.findall(r"^## (\S+): (.+)$", (ROOT / "docs/claims.md").read_text(), flags=re.M)
     )
-    numbers, (apart, seeds) = (
-        longest("clock").numbers,
-        ("between rates", "between seeds"),
-    )
-    entropy = [
-        numbers[f"adam, {depth}, entropy, layer {n}"]
-        for n, depth in enumerate(("1 layer", "2 layers"))
-    ]
-    loss = [numbers[f"adam, {depth}, valid_loss"] for depth in ("1 layer", "2 layers")]
-    sgd = [
-        numbers[f"sgd, {depth}, entropy, layer {n}"]
-        for n, depth in enumerate(("1 layer", "2 layers"))
-    ]
-    assert re.findall(r"\b0\.\d{3}\b", said) == [
-        *(f"{row[key]:.3f}" for row in entropy for key in (apart, seeds)),
-        *(f"{row[apart]:.3f}" for row in loss), *{f"{row[seeds]:.3f}" for row in loss},
-    ]  # fmt: skip
-    assert "differs by {:.1f} and {:.1f} times".format(*(row["ratio"] for row in sgd)) in said
+    assert {verdicts[id] for id in found.HOLD_AS_PRINTED} == {"holds"}
 
 
-def test_numbers_of_the_forecast_are_those_recorded():
+WHAT = ("top layer, nats", "validation loss")
+
+
+def test_a_forecast_is_praised_next_to_what_their_other_seeds_would_do():
     pooled = json.loads((FOLDER / "foresight.json").read_text())["foresight.json"]["pooled"]
-    names = (
-        "top layer, nats",
-        "validation loss",
-        "top layer, nats, same step",
-        "validation loss, same step",
-    )
-    numbers = re.search(
-        r"entropy is off by (\S+) nats, the validation loss by (\S+) \(guessing by step: (\S+), (\S+);",
-        TEXT,
-    ).groups()
-    assert list(numbers) == [f"{pooled[name]:.2f}" for name in names]
+    other_seeds = "the target's other seeds"
+    seeds = [f"{pooled[f'{what}, {other_seeds}']:.2f}" for what in WHAT]
+    forecast = [f"{pooled[what]:.2f}" for what in WHAT]
+    (sentence,) = re.findall(r"^- \*\*Steps are the wrong clock.*$", TEXT, flags=re.M)
+    assert f"off by {forecast[0]} nats, the validation loss by {forecast[1]}." in sentence
+    assert f"other seeds would be off by {seeds[0]} and {seeds[1]}" in sentence

@@ -203,6 +203,14 @@ def numbers(item: str) -> Iterator[str]:
         yield item
 
 
+_EXHIBIT = re.compile(r"`joma reproduce (\w+)`(?:: .+?)?(?=<br>| \|)")
+
+
+def with_verdicts(text: str, exhibits: Mapping[str, str]) -> str:
+    """Return the page with other verdicts of exhibits (id -> verdict)."""
+    return _EXHIBIT.sub(lambda match: f"`joma reproduce {match[1]}`: {exhibits[match[1]]}", text)
+
+
 def page(verdicts: Mapping[str, str], exhibits: Mapping[str, str]) -> str:
     """docs/paper-index.md, with the verdicts (claim id -> verdict, exhibit id -> verdict)."""
     lines = [
@@ -220,6 +228,6 @@ def page(verdicts: Mapping[str, str], exhibits: Mapping[str, str]) -> str:
             code = "<br>".join(f"`{name.removeprefix('joma.')}`" for name in row.code.split()) or "–"
             found = [f"[`{id}`](claims.md#{id}): {verdicts[id]}" for id in row.claims.split()]
             for id in row.exhibits.split():
-                found.append(f"`joma reproduce {id}`" + (f": {exhibits[id]}" if id in exhibits else ""))
+                found.append(f"`joma reproduce {id}`: {exhibits[id]}")
             lines.append(f"| {item} | {row.says.replace('|', chr(92) + '|')} | {code} | {'<br>'.join(found) or row.why} |")
     return "\n".join(lines) + "\n"

@@ -19,7 +19,11 @@ _PACKAGE = Path(__file__).parents[1]
 _INCLUDE = "--8<--"  # how a page begins that is nothing but another file of the clone
 # Code is split off first, since neither links nor formulas are meant in it: `$JOMA_DATA`.
 _CODE = re.compile(r"(^```.*?^```[ \t]*$|`[^`\n]+`)", flags=re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"<!--.*?-->\n?|<a id=[^>]*></a>\n?", flags=re.DOTALL)
+# A comment in a line of its own goes with the line, one inside a line leaves the line as it is.
+_COMMENT = re.compile(
+    r"^(?:<!--.*?-->|<a id=[^>]*></a>)\n|<!--.*?-->|<a id=[^>]*></a>",
+    flags=re.DOTALL | re.MULTILINE,
+)
 _PICTURE = re.compile(r"!\[([^\]]*)\]\([^)]*\)")
 _PAGE_LINK = re.compile(r"\[([^\]]*)\]\(([\w-]+)\.md(?:#[^)]*)?\)")
 _FILE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)[^)]*\)")
