@@ -37,7 +37,7 @@ FINDINGS = (
     "**Attention comes back where weights have large finite targets.** Under the paper's fixed gradients only nonlinear nodes "
     "can have them, and only from a large bias, which is the abstract's contrast. From a small start nonlinear nodes end on a "
     "committee of tokens, linear ones on a single token. A loss with a finite minimum gives targets to linear nodes, too "
-    "([more](docs/theory.md#linear-against-nonlinear)).",
+    "([more](docs/theory.md)).",
     "**Steps are the wrong clock.** Over τ = Σ learning rate, entropies at small rates are nearly one curve under Adam. The "
     "authors' runs of 29,000 steps, predicted from ours of 2,900: the top layer's entropy is off by "
     "{foresight.top layer, nats:.2f} nats, the validation loss by {foresight.validation loss:.2f}. Their own other seeds would "
