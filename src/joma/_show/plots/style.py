@@ -73,12 +73,19 @@ def _dark_depth(colour: str) -> str | None:
     wanted = _rgb(colour)
     if wanted is None:
         return None
-    places = [n / _PLACES for n in range(_PLACES + 1)]
-    nearest = min(places, key=lambda place: math.dist(wanted, _plasma(_within(LIGHT_DEPTH, place))))
-    if math.dist(wanted, _plasma(_within(LIGHT_DEPTH, nearest))) > _SAME_COLOUR:
+    distances = {place: math.dist(wanted, rgb) for place, rgb in _light_colours().items()}
+    nearest = min(distances, key=distances.__getitem__)
+    if distances[nearest] > _SAME_COLOUR:
         return None
     red, green, blue = _plasma(_within(DARK_DEPTH, nearest))
     return f"#{round(red):02x}{round(green):02x}{round(blue):02x}"
+
+
+@lru_cache(maxsize=1)
+def _light_colours() -> dict[float, tuple[float, float, float]]:
+    """Places between 0 and 1, and the colours of depth there on white."""
+    places = [n / _PLACES for n in range(_PLACES + 1)]
+    return {place: _plasma(_within(LIGHT_DEPTH, place)) for place in places}
 
 
 def _within(extent: tuple[float, float], place: float) -> float:
