@@ -8,11 +8,12 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from joma import _extras
+from joma import Run, _extras
 
 ROOT = Path(__file__).parents[1]
 BLOCKED = (*_extras.MODULES["paper"], "transformers", "huggingface_hub", "gguf", "lightning", "ray")
@@ -77,6 +78,12 @@ commands = {
     "doctor": ["doctor"],
     "docs": ["docs", "watch"],
     "gauges": ["gauges"],
+    "watch": ["watch"],
+    "runs": ["runs"],
+    "report": ["report", "runs/mine"],
+    "report numbers": ["report", "runs/mine", "--out", "numbers.csv"],
+    "report picture": ["report", "runs/mine", "--out", "figure.svg"],
+    "hierarchy": ["hierarchy"],
     "scan": ["scan", ".", "--gauges", "stable_rank,change", "--out", "runs/scan"],
     "scan page": ["scan", ".", "--out", "runs/page", "--report", "page.html"],
     "audit": ["audit", ".", "--out", "runs/audit"],
@@ -135,7 +142,10 @@ def test_python_says_at_once_which_extra_is_missing(core):
     }
 
 
-@pytest.mark.parametrize("name", ["status", "doctor", "docs", "gauges", "scan", "audit"])
+@pytest.mark.parametrize(
+    "name",
+    ["status", "runs", "watch", "doctor", "docs", "gauges", "scan", "audit", "report numbers"],
+)
 def test_commands_of_the_core_work(core, name):
     code, out, err = core[1]["commands"][name]
     assert code == 0, err
@@ -156,6 +166,7 @@ def test_tables_are_printed_and_one_line_says_how_to_get_figures(core, name):
     ("name", "extra"),
     [
         ("claims", "theory"),
+        ("hierarchy", "theory"),
         ("simulate", "paper"),
         ("superpose", "paper"),
         ("reproduce", "paper"),
@@ -169,6 +180,24 @@ def test_other_commands_end_at_once_with_one_sentence(core, name, extra):
     assert (code, out) == (2, "")
     assert re.fullmatch(rf"joma: [^\n]+ needs [^\n]+: pip install 'joma\[{extra}\]'\n", err)
     assert not (folder / "runs/page").exists()
+
+
+@pytest.mark.parametrize("name", ["report", "report picture"])
+def test_a_report_prints_how_the_run_stands_and_says_how_to_get_a_page(core, name):
+    folder, results = core
+    code, out, err = results["commands"][name]
+    assert code == 2
+    assert re.search(r"^mine +done +20 ", out, flags=re.MULTILINE)
+    assert err.endswith("pip install 'joma[report]'\n")
+    assert err.count("\n") == 1
+    assert not (folder / "runs/mine/report.html").exists()
+    assert not (folder / "figure.svg").exists()
+
+
+def test_numbers_need_no_extra(core):
+    folder, _ = core
+    table = pd.read_csv(folder / "numbers.csv")
+    pd.testing.assert_frame_equal(table, Run(folder / "runs/mine").frame(), check_dtype=False)
 
 
 def test_doctor_calls_extras_optional(core):
