@@ -19,7 +19,7 @@ LONG = 32_768
 
 
 def run(rounds: int = 3) -> list[dict[str, Any]]:
-    """Attention entropy of one layer, also at a length that needs it; stable rank, cold and warm."""
+    """Attention entropy of one layer, also at a length that needs it; stable rank."""
     return [
         _entropy(2048, rounds),
         _entropy(4096, rounds),
@@ -78,43 +78,37 @@ def _ranks(kind: str) -> list[dict[str, Any]]:
         w += 3 * torch.outer(
             torch.randn(8192, generator=generator), torch.randn(2048, generator=generator)
         )
-    later = w + 1e-4 * torch.randn(8192, 2048, generator=generator)  # as after a training step
-    before = top_singular(w).vectors
 
     def svd() -> float:
-        sigma = np.linalg.svd(later.numpy(), compute_uv=False).astype(np.float64)
+        sigma = np.linalg.svd(w.numpy(), compute_uv=False).astype(np.float64)
         return float((sigma**2).sum() / sigma[0] ** 2)
 
     def singular_values() -> float:
-        sigma = torch.linalg.svdvals(later).double()
+        sigma = torch.linalg.svdvals(w).double()
         return float((sigma**2).sum() / sigma[0] ** 2)
 
-    sides = {
-        "cold": lambda: top_singular(later),
-        "warm, after a training step": lambda: top_singular(later, before),
+    rivals = {
         "`numpy.linalg.svd(compute_uv=False)`": svd,
         "`torch.linalg.svdvals`": singular_values,
-        "WeightWatcher's `analyze()`": lambda: _weightwatcher(later),
+        "WeightWatcher's `analyze()`": lambda: _weightwatcher(w),
     }
-    (cold, first), (warm, second), *rivals = alternate(*sides.values(), rounds=1)
+    (seconds, top), *others = alternate(lambda: top_singular(w), *rivals.values(), rounds=1)
     rows = []
-    for name, seconds, top in zip(sides, (cold, warm), (first, second), strict=False):
-        for against, (time, truth) in zip(list(sides)[2:], rivals, strict=True):
-            error = abs(top.stable_rank / truth - 1)
-            what = f"stable rank of 8192 × 2048, {kind}, {name}"
-            accuracy = f"relative difference {error:.0e}; {top.passes:.0f} passes over the matrix"
-            rows.append(
-                row(
-                    what,
-                    "`joma.stable_rank`",
-                    against,
-                    seconds,
-                    time,
-                    accuracy,
-                    error=error,
-                    passes=top.passes,
-                )
+    for against, (time, truth) in zip(rivals, others, strict=True):
+        error = abs(top.stable_rank / truth - 1)
+        accuracy = f"relative difference {error:.0e}; {top.passes:.0f} passes over the matrix"
+        rows.append(
+            row(
+                f"stable rank of 8192 × 2048, {kind}",
+                "`joma.stable_rank`",
+                against,
+                seconds,
+                time,
+                accuracy,
+                error=error,
+                passes=top.passes,
             )
+        )
     return rows
 
 

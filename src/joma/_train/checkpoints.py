@@ -1,7 +1,7 @@
 """Checkpoints of a run: `checkpoints/step-00001000/`, whole or not there at all.
 
 model.safetensors   the weights, by the names of the model's own parameters
-state.safetensors   optimiser, random states, warm-start vectors
+state.safetensors   optimiser, random states, what gauges compare with
 state.json          step, offset in metrics.jsonl, phases, and the hashes of both files
 """
 

@@ -60,26 +60,8 @@ def truth(w):
 @pytest.mark.parametrize("seed", range(5))
 def test_stable_rank_is_right_to_one_in_a_million(kind, shape, seed):
     w = matrix(kind, *shape, seed)
-    first = top_singular(w)
-    near = w + 1e-3 * matrix(kind, *shape, seed + 100)
-    assert first.stable_rank == pytest.approx(truth(w), rel=1e-6)
-    assert top_singular(near, first.vectors).stable_rank == pytest.approx(truth(near), rel=1e-6)
+    assert top_singular(w).stable_rank == pytest.approx(truth(w), rel=1e-6)
     assert top_singular(w.T).stable_rank == pytest.approx(truth(w), rel=1e-6)
-
-
-@pytest.mark.parametrize("gap", [1e-2, 1e-4, 1e-6])
-def test_leading_directions_that_change_places_are_followed(gap):
-    # orthonormal directions that keep still while the second value overtakes the first
-    left, _ = torch.linalg.qr(matrix("random", 500, 300).double())
-    right, _ = torch.linalg.qr(matrix("random", 300, 300, seed=1).double())
-    sigma = torch.linspace(3, 0.1, 300).double()
-    sigma[:2] = torch.tensor([5.0, 5.0 * (1 - gap)])
-    first = ((left * sigma) @ right).float()
-    before = top_singular(first)
-    assert before.stable_rank == pytest.approx(truth(first), rel=1e-6)
-    sigma[:2] = sigma[:2].flip(0)
-    after = ((left * sigma) @ right).float()
-    assert top_singular(after, before.vectors).stable_rank == pytest.approx(truth(after), rel=1e-6)
 
 
 @pytest.mark.parametrize("values", [2, 3, 4, 5, 10])
@@ -98,25 +80,13 @@ def test_the_same_matrix_gives_the_same_bits():
     w = matrix("random", 500, 300)
     first = top_singular(w)
     again = top_singular(w)
-    assert first.sigma == again.sigma
-    assert torch.equal(first.vectors, again.vectors)
+    assert first == again
 
 
 def test_passes_count_how_often_the_matrix_is_read():
     w = matrix("random", 1000, 400)
-    cold = top_singular(w)
-    assert cold.passes == cold.steps + 2  # the Frobenius norm, and the final product
-    warm = top_singular(w, cold.vectors)
-    assert warm.passes == warm.steps + 2
-
-
-def test_a_warm_start_takes_fewer_steps_to_the_same_value():
-    w = matrix("random", 2000, 800)
-    first = top_singular(w)
-    near = w + 1e-4 * matrix("random", 2000, 800, seed=1)
-    warm, cold = top_singular(near, first.vectors), top_singular(near)
-    assert warm.steps < cold.steps
-    assert warm.sigma == pytest.approx(cold.sigma, rel=1e-6)
+    top = top_singular(w)
+    assert top.passes == top.steps + 2  # the Frobenius norm, and the final product
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -1,17 +1,15 @@
 """Weight gauges on the matrices of a model.
 
-Each matrix is read once per measurement, and decomposed once for all its gauges, from the vectors
-where the measurement before ended.
+Each matrix is read once per measurement, and decomposed once for all its gauges. Nothing is kept from
+the measurement before: a number depends on the weights alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from joma._measure.events.events import Observer
 from joma._measure.gauges.kinds import WEIGHT
@@ -40,8 +38,6 @@ class WeightMeter(Meter):
         # Part -> what each layer is: the number of a block, or the name of a matrix that is in no
         # block or not alone in it.
         self._layers: dict[str, list[int | str]] = {}
-        # Leading singular vectors (block, n), by "part:matrix|head".
-        self._starts: dict[str, Tensor] = {}
         self._names: dict[str, list[str]] = {}
         self._widths: dict[str, list[int]] = {}
         self._axes: dict[str, list[str]] = {}
@@ -59,7 +55,6 @@ class WeightMeter(Meter):
                 if layer not in layers:
                     layers.append(layer)
             self._rows[part] = [row_of.get(layer, []) for layer in layers]
-        self._starts.clear()
         # They change with the model only, and every measurement asks for them.
         self._names = {gauge.name: self._names_of(gauge.part) for gauge in self.gauges}
         self._widths = {gauge.name: self._widths_of(gauge.part) for gauge in self.gauges}
@@ -175,10 +170,7 @@ class WeightMeter(Meter):
         for head, weights in enumerate(matrix.read()):
             top: TopSingular | None = None
             if needs_decomposition:
-                key = f"{part}:{matrix.name}|{head}"
-                top = top_singular(weights, self._starts.get(key))
-                if top.vectors is not None:
-                    self._starts[key] = top.vectors
+                top = top_singular(weights)
                 # Weights that are not finite are an alert, and need no other reason.
                 if top.reason and not math.isnan(top.sigma):
                     reason = top.reason
@@ -187,11 +179,3 @@ class WeightMeter(Meter):
                 if number is not None:
                     entries[gauge.name][layer, column + head] = number
         return reason
-
-    # A checkpoint
-
-    def state(self) -> dict[str, Tensor]:
-        return dict(self._starts)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._starts = dict(state)
