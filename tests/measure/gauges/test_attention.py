@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from joma._measure.gauges import attention, kernels, tiles
+from joma._measure.gauges import attention, kernels
 from joma._measure.gauges.attention import attention_stats, attention_stats_from_scores
 from joma._measure.gauges.logits import max_logit
 
@@ -151,7 +151,7 @@ def test_chunks_do_not_change_the_answer(monkeypatch):
         whole = attention_stats(q, k, mask, enable_gqa=True)
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "CHUNK_ELEMENTS", 200)
-            patch.setattr(tiles, "TILE_ELEMENTS", 200)
+            patch.setattr("joma._measure.gauges.scores.TILE_ELEMENTS", 200)
             parts = attention_stats(q, k, mask, enable_gqa=True)
         torch.testing.assert_close(whole.entropy, parts.entropy, atol=1e-6, rtol=0)
 

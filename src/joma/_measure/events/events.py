@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from joma._measure.gauges.attention import (
     AttentionStats,
     attention_stats_from_scores,
-    mask_of,
     stats_with_mask,
 )
+from joma._measure.gauges.attention_inputs import mask_of
 from joma._measure.gauges.logits import EagerLogits, Received, logits_of
 from joma._measure.gauges.masks import Mask, causal_mask
 from joma._measure.gauges.sinks import with_learned_sink

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from joma._measure.events.tensors import is_plain
-from joma._measure.gauges.attention import mask_of
+from joma._measure.gauges.attention_inputs import mask_of
 from joma._measure.gauges.masks import Mask
 
 

@@ -6,12 +6,15 @@
 
 Attention:
 
-    attention.py    How is the entropy exact without an attention matrix?
-    kernels.py      Which fused kernel does a device have?
-    tiles.py        What if the kernel cannot be used? Rows of scores, a tile at a time.
-    masks.py        Which keys does a mask hide, and which bias does it add?
-    sinks.py        How does a learned sink change the statistics?
-    logits.py       How large is the largest logit, and what does each key receive?
+    attention.py         How is the entropy exact without an attention matrix?
+    attention_inputs.py  Which arguments are refused?
+    head_group.py        How are some heads measured by one call of a kernel, and when not?
+    kernels.py           Which fused kernel does a device have?
+    scores.py            How are scores computed so that they fit the cache, a tile at a time?
+    tiles.py             What are the statistics of rows of scores?
+    masks.py             Which keys does a mask hide, and which bias does it add?
+    sinks.py             How does a learned sink change the statistics?
+    logits.py            How large is the largest logit, and what does each key receive?
 
 Weights and states:
 

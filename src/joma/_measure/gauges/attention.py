@@ -25,27 +25,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from joma._measure.gauges.kernels import (
-    fused_attention,
-    groups,
-    has_kernel,
-    key_heads,
-    part_of,
-    widened,
-)
+from joma._measure.gauges.attention_inputs import checked_inputs, default_scale, visible_keys
+from joma._measure.gauges.head_group import HeadGroup, ShownKeys
+from joma._measure.gauges.kernels import groups, has_kernel, key_heads, part_of, widened
 from joma._measure.gauges.masks import Mask, lowest_seen
-from joma._measure.gauges.tiles import combined, stats_of_scores, stats_of_softmax
+from joma._measure.gauges.scores import AttentionScores
+from joma._measure.gauges.tiles import stats_of_softmax
 
 if TYPE_CHECKING:
     from joma._measure.gauges.logits import Logits
-
-# |logsumexp| of centred scores above which float32 may miss the entropy by more than 1e-5 nats.
-LARGE_LOGSUMEXP = 60.0
-# Queries of each head that show whether its scores are likely to be large.
-GUESSING_QUERIES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,22 +275,22 @@ def stats_with_mask(
         has_bias = mask.biased
     is_fused = not has_bias and softcap is None and has_kernel(q.device)
     for b, heads in groups(B, H, max(Tq, Tk) * d):
-        work = _Work(
+        scores = AttentionScores(
             q=q[b, heads],
             k=k[b, key_heads(heads, H, k.shape[1])],
             additive=part_of(additive, b, heads),
             is_causal=is_causal,
             scale=scale,
             softcap=softcap,
-            sink=part_of(sink, b, heads),
         )
+        group = HeadGroup(scores, part_of(sink, b, heads))
         if is_fused:
-            others = None
+            shown = None
             if mask is not None:
-                others = _Others.of(mask, b, heads)
-            out[:, b, heads] = work.fused(others)
+                shown = ShownKeys.of(mask, b, heads)
+            out[:, b, heads] = group.fused(shown)
         else:
-            out[:, b, heads] = work.in_tiles(is_wide=work.has_large_scores())
+            out[:, b, heads] = group.in_tiles(is_wide=group.has_large_scores())
     return _finish(out, visible, shape, can_see_nothing=mask is not None)
 
 
@@ -382,255 +372,3 @@ def _finish(
         logsumexp = torch.where(visible > 0, logsumexp, -math.inf)
         nonsink = torch.where(visible > 0, nonsink, 0.0)
     return AttentionStats(entropy, logsumexp, sink_mass, visible.expand(shape), nonsink)
-
-
-def checked_inputs(
-    q: Tensor, k: Tensor, attn_mask: Tensor | Mask | None, is_causal: bool, enable_gqa: bool
-) -> tuple[Tensor, Tensor, Mask | None]:
-    """Return q and k with four dimensions, and what the mask says."""
-    if q.dim() < 2 or k.dim() != q.dim() or q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            "q must be (…, Tq, d) and k (…, Tk, d) with the same d; "
-            f"got {tuple(q.shape)} and {tuple(k.shape)}"
-        )
-    if is_causal and attn_mask is not None:
-        raise ValueError(
-            "give attn_mask or is_causal, not both (as in scaled_dot_product_attention)"
-        )
-    lead = (None,) * max(0, 4 - q.dim())
-    q = q.detach()[lead].flatten(0, -4)  # (B, H, Tq, d)
-    k = k.detach()[lead].flatten(0, -4)  # (B, Hk, Tk, d)
-    H = q.shape[1]
-    Hk = k.shape[1]
-    if k.shape[0] == 1 and q.shape[0] > 1:
-        k = k.expand(q.shape[0], -1, -1, -1)
-    heads_fit = Hk in (H, 1) or (enable_gqa and Hk > 0 and H % Hk == 0)
-    if q.shape[0] != k.shape[0] or not heads_fit:
-        hint = ""
-        if not enable_gqa:
-            hint = "; grouped-query heads need enable_gqa=True"
-        raise ValueError(
-            f"batch and heads do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}{hint}"
-        )
-    mask: Mask | None
-    if isinstance(attn_mask, Tensor):
-        mask = mask_of(attn_mask, q, k)
-    else:
-        mask = attn_mask
-    return q, _without_unseen(k, mask, is_causal, q.shape[2]), mask
-
-
-def _without_unseen(k: Tensor, mask: Mask | None, is_causal: bool, queries: int) -> Tensor:
-    """Return keys (B, Hk, Tk, d) with the mean of the others in place of those that no query sees.
-
-    They may hold anything, as a cache does that is not filled yet: attention does not depend on
-    them, but the centre that is taken from all keys would. NaN and infinities behind a mask still
-    show, since they make the attention of the model NaN, too; a causal kernel does not read them.
-    """
-    if is_causal:
-        unseen = k.shape[2] - queries
-        if unseen <= 0 or not queries:
-            return k
-        used = k[:, :, :queries]
-        return torch.cat([used, used.mean(dim=2, keepdim=True).expand(-1, -1, unseen, -1)], dim=2)
-    if mask is None or mask.seen_keys is None:
-        return k
-    seen = _by_key_head(mask.seen_keys, k.shape[1])  # (B or 1, Hk or 1, Tk)
-    counts = seen.sum(dim=-1).clamp(min=1)[..., None, None]
-    mean = (seen[..., None, :].float() @ k.float()) / counts  # (B, Hk, 1, d); 0 · NaN is NaN
-    return torch.where(seen[..., None], k, mean.to(k.dtype))
-
-
-def _by_key_head(seen: Tensor, key_heads: int) -> Tensor:
-    """Return (B, Hk or 1, Tk) from (B, H or 1, Tk): a key is seen if one of its query heads sees it."""
-    if seen.shape[1] in (1, key_heads):
-        return seen
-    return seen.unflatten(1, (key_heads, -1)).any(dim=2)
-
-
-def mask_of(attn_mask: Tensor, q: Tensor, k: Tensor) -> Mask:
-    """Return what a mask says of queries (B, H, Tq, d) and keys (B, Hk, Tk, d)."""
-    mask = attn_mask.detach()[(None,) * max(0, 4 - attn_mask.dim())]
-    if mask.dim() > 4:
-        mask = mask.flatten(0, -4)
-    target = (*q.shape[:3], k.shape[2])
-    try:
-        torch.broadcast_shapes(mask.shape, target)
-    except RuntimeError:
-        raise ValueError(
-            f"attn_mask {tuple(attn_mask.shape)} does not broadcast to {target}"
-        ) from None
-    return Mask(mask, q.shape[2], k.shape[2])
-
-
-def default_scale(scale: float | None, d: int) -> float:
-    """Return the scale, or 1/√d if it is None."""
-    if scale is None and d > 0:
-        return 1 / math.sqrt(d)
-    return float(scale or 1.0)
-
-
-def visible_keys(
-    mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device
-) -> Tensor:
-    """Return the number of keys that each query sees, broadcastable to (B, H, Tq)."""
-    if mask is not None:
-        return mask.visible
-    if is_causal:
-        return torch.arange(1, Tq + 1, device=device).clamp(max=Tk)[None, None]
-    return torch.full((1, 1, 1), Tk, device=device)
-
-
-@dataclass(frozen=True, eq=False)
-class _Others:
-    """The keys that a mask shows and that are not sinks, for a group of heads.
-
-    Attributes:
-        additive: the mask as a bias, without sinks.
-        has_some: True for a query that sees any of them.
-        sees_sink: True for a query that sees its sink.
-    """
-
-    additive: Tensor
-    has_some: Tensor
-    sees_sink: Tensor
-
-    @staticmethod
-    def of(mask: Mask, batch: slice, heads: slice) -> _Others:
-        """Return those of a group, from the mask of all heads."""
-        has_some = mask.visible > mask.sees_sink.long()
-        return _Others(
-            additive=part_of(mask.additive_without_sinks, batch, heads),
-            has_some=part_of(has_some, batch, heads),
-            sees_sink=part_of(mask.sees_sink, batch, heads),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """Some heads of some samples.
-
-    Attributes:
-        q: (b, h, Tq, d).
-        k: (b, h, Tk, d).
-        additive: the mask as a bias, broadcastable to (b, h, Tq, Tk).
-        sink: the key that is the sink of each query, (…, Tq or 1, 1); None for key 0.
-    """
-
-    q: Tensor
-    k: Tensor
-    additive: Tensor | None
-    is_causal: bool
-    scale: float
-    softcap: float | None
-    sink: Tensor | None
-
-    def has_large_scores(self) -> bool:
-        """Guess by a few queries whether float32 loses digits of the scores of some head."""
-        keys = self.k
-        if self.sink is None and keys.shape[2] > 1:
-            keys = keys[:, :, 1:]
-        stride = max(1, self.q.shape[2] // GUESSING_QUERIES)
-        scores = self.q[:, :, ::stride].float() @ keys.float().mT  # (b, h, few, Tk)
-        centred = scores - scores.mean(dim=-1, keepdim=True)
-        largest = centred.abs().amax() * abs(self.scale)
-        return has_kernel(self.q.device) and bool(largest > LARGE_LOGSUMEXP)
-
-    def fused(self, others: _Others | None) -> Tensor:
-        """Return (4, b, h, Tq) from one fused call; large scores in float64, on a CPU."""
-        can_be_wide = self.q.device.type == "cpu"
-        if can_be_wide and self.has_large_scores():  # saves the call in float32
-            return self.in_tiles(is_wide=True)
-        out, largest = self._by_kernel(others)
-        if can_be_wide and float(largest.amax()) > LARGE_LOGSUMEXP:
-            for b, h in (largest > LARGE_LOGSUMEXP).nonzero().tolist():
-                out[:, b, h] = self._head(b, h, is_wide=True)
-        return out
-
-    def _by_kernel(self, others: _Others | None) -> tuple[Tensor, Tensor]:
-        """Return the statistics in float32, and the largest |logsumexp| of each head, (b, h)."""
-        q = self.q.float()
-        k = self.k.float()
-        # Without a mask the sink is key 0, and the keys after it are seen as all were: causally,
-        # by later queries.
-        first_query = 0
-        keys = k
-        if others is None:
-            keys = k[:, :, 1:]
-            first_query = int(self.is_causal)
-        averaged = k
-        if keys.shape[2]:
-            averaged = keys
-        centre = averaged.mean(dim=2, keepdim=True)  # (b, h, 1, d)
-        if keys.shape[2] and q.shape[2] > first_query:
-            queries = q[:, :, first_query:]
-            additive = None
-            if others is not None:
-                additive = others.additive.float()
-            attended, logsumexp = fused_attention(
-                queries, keys - centre, additive, self.is_causal, self.scale
-            )
-            nonsink = logsumexp - attended.mul_(queries).sum(dim=-1).mul_(self.scale)
-            if first_query:
-                # The first query sees the sink only: (b, h, Tq − 1) -> (b, h, Tq).
-                logsumexp = F.pad(logsumexp, (first_query, 0), value=-math.inf)
-                nonsink = F.pad(nonsink, (first_query, 0))
-        else:
-            logsumexp = q.new_full(q.shape[:3], -math.inf)  # (b, h, Tq)
-            nonsink = torch.zeros_like(logsumexp)
-        sinks = self._sink_keys(k) - centre
-        if sinks.shape[2] == 1:
-            # Scores at two keys, the sink and the centre, in one product.
-            both = torch.cat([sinks, centre], dim=2)  # (b, h, 2, d)
-            at_sink, shift = (q @ both.mT).mul_(self.scale).unbind(dim=-1)  # (b, h, Tq) each
-        else:
-            at_sink = (q * sinks).sum(-1) * self.scale
-            shift = (q @ centre.mT)[..., 0] * self.scale
-        if others is not None:
-            at_sink = torch.where(others.sees_sink, at_sink, -math.inf)
-            logsumexp = torch.where(others.has_some, logsumexp, -math.inf)
-            nonsink = torch.where(others.has_some, nonsink, 0.0)
-        out = combined(nonsink, logsumexp, at_sink)
-        out[1] += shift
-        sizes = logsumexp.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
-        largest = sizes.amax(dim=2)
-        return out.float(), largest
-
-    def _sink_keys(self, k: Tensor) -> Tensor:
-        """Return the keys of the sinks, (b, h, Tq or 1, d)."""
-        if self.sink is None:
-            return k[:, :, :1]
-        return k.gather(2, self.sink.expand(*k.shape[:2], -1, k.shape[3]))
-
-    def in_tiles(self, is_wide: bool) -> Tensor:
-        """Return (4, b, h, Tq) by tiles of scores, in float64 if ``is_wide``."""
-        B, H, Tq, _ = self.q.shape
-        out = torch.empty((4, B, H, Tq), dtype=torch.float32, device=self.q.device)
-        for b in range(B):
-            for h in range(H):
-                out[:, b, h] = self._head(b, h, is_wide)
-        return out
-
-    def _head(self, b: int, h: int, is_wide: bool) -> Tensor:
-        """Return the statistics (4, Tq) of one head of one sample."""
-        one_b = slice(b, b + 1)
-        one_h = slice(h, h + 1)
-        additive = None
-        if self.additive is not None:
-            additive = part_of(self.additive, one_b, one_h)[0, 0]  # (Tq or 1, Tk)
-        sink: Tensor | int = 0
-        if self.sink is not None:
-            sink = part_of(self.sink, one_b, one_h)[0, 0]  # (Tq or 1, 1)
-        if is_wide:
-            q = widened(self.q[b, h])  # (Tq, d)
-        else:
-            q = self.q[b, h].float()
-        k = self.k[b, h].to(torch.float32)  # (Tk, d)
-        if self.softcap is None:
-            centre = k.mean(dim=0)  # (d,)
-        else:
-            centre = torch.zeros_like(k[0])  # capping sees a common offset
-        keys = (k - centre).to(q.dtype)
-        out = stats_of_scores(q, keys, additive, self.is_causal, self.scale, self.softcap, sink)
-        out[1] += (q @ centre.to(q.dtype)) * self.scale
-        return out

@@ -1,6 +1,6 @@
 """The largest attention logit of each query, and the attention that each key receives.
 
-Both come from one pass over tiles of scores that fit the cache (`joma._measure.gauges.tiles`), so
+Both come from one pass over tiles of scores that fit the cache (`joma._measure.gauges.scores`), so
 that no attention matrix is made. A maximum is exact but for the rounding of a dot product, which is
 bounded by (d + 4)·2⁻²⁴·|scale|·‖q‖·max‖k‖. Heads whose bounds are wider than 0.1 % of max(1, |max|)
 are computed again in float64.
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from joma._measure.gauges.attention import checked_inputs, default_scale, visible_keys
-from joma._measure.gauges.kernels import part_of, widened
+from joma._measure.gauges.attention_inputs import checked_inputs, default_scale, visible_keys
+from joma._measure.gauges.kernels import widened
 from joma._measure.gauges.masks import Mask, hidden_scores, key_columns, lowest_seen
-from joma._measure.gauges.tiles import below, tiles
+from joma._measure.gauges.scores import AttentionScores, part_of_head
+from joma._measure.gauges.tiles import below
 
 # Width of the bounds of a maximum, relative to max(1, |max|), above which it is computed again.
 WIDEST_BOUNDS = 1e-3
@@ -179,9 +180,18 @@ class DotProductLogits(Logits):
         counts = torch.empty((B, H, Tk), device=weights.device)
         for b in range(B):
             for h in range(H):
-                keep = part_of(self.mask.keep, slice(b, b + 1), slice(h, h + 1))[0, 0]  # (Tq, Tk)
+                keep = part_of_head(self.mask.keep, b, h)  # (Tq, Tk)
                 counts[b, h] = (keep.float() * weights[b, h, :, None]).sum(dim=0)
         return counts
+
+    @cached_property
+    def _scores(self) -> AttentionScores:
+        additive = None
+        if self.mask is not None:
+            additive = self.mask.additive
+        return AttentionScores(
+            self.query, self.key, additive, self.is_causal, self.scale, self.softcap
+        )
 
     @property
     def _shape(self) -> tuple[int, int, int]:
@@ -254,30 +264,18 @@ class DotProductLogits(Logits):
             (B, H, Tq) and (B, H, Tk).
         """
         B, H, Tq = self._shape
-        Hk, Tk = self.key.shape[1:3]
+        Tk = self.key.shape[2]
         largest = widened(torch.full((B, H, Tq), -math.inf, device=self.query.device))
         mass = torch.zeros((B, H, Tk), device=self.query.device)
         if Tk == 0:
             return largest, mass
-        additive = None
-        if self.mask is not None:
-            additive = self.mask.additive
-        for b, h in heads or product(range(B), range(H)):
-            q = self.query[b, h]  # (Tq, d)
-            k = self.key[b, h // (H // Hk)]  # (Tk, d)
-            if is_wide:
-                q = widened(q)
-                k = widened(k)
-            else:
-                q = q.float()
-                k = k.float()
-            bias = None
-            if additive is not None:
-                bias = part_of(additive, slice(b, b + 1), slice(h, h + 1))[0, 0]  # (Tq or 1, Tk)
+        for b, h in heads or self._scores.places():
+            head = self._scores.head(b, h)
+            head.cast(is_wide)
             learned = None
             if self.learned_sinks is not None:
-                learned = self.learned_sinks[h].to(q.dtype)
-            for rows, scores in tiles(q, k, bias, self.is_causal, self.scale, self.softcap):
+                learned = self.learned_sinks[h].to(head.q.dtype)
+            for rows, scores in head.tiles():
                 top = scores.amax(dim=-1)  # (rows,)
                 largest[b, h, rows] = top.to(largest.dtype)
                 if weights is not None:

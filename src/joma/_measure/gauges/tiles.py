@@ -12,7 +12,6 @@ the total it would have none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -23,13 +22,10 @@ from joma._measure.gauges.masks import (
     first_seen,
     hidden_scores,
     key_columns,
-    lowest_seen,
     sinks,
 )
+from joma._measure.gauges.scores import TILE_ELEMENTS, HeadScores
 
-# Entries of a tile: 512 KiB in float32, which stays in the cache. Reading scores in such tiles costs
-# eager attention 1.25 × its time, and 4.1 × as one matrix in float64.
-TILE_ELEMENTS = 1 << 17
 # exp of this is nothing next to 1, and still a normal number: exp of a lower one, which is
 # subnormal, takes 16 times as long.
 LOWEST_EXPONENT = -80.0
@@ -64,85 +60,20 @@ def combined(nonsink: Tensor, others: Tensor, *at_sinks: Tensor) -> Tensor:
     return torch.stack([entropy, logsumexp.add_(largest), sink_mass, nonsink])
 
 
-def stats_of_scores(
-    q: Tensor,
-    k: Tensor,
-    additive: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    softcap: float | None,
-    sink: Tensor | int,
-) -> Tensor:
-    """Return the statistics of `combined`, (4, Tq), of one head q (Tq, d), k (Tk, d).
+def stats_of_scores(head: HeadScores, sink: Tensor | int) -> Tensor:
+    """Return the statistics of `combined`, (4, Tq), of one head.
 
-    Scores are computed in the type of q and k.
-
-    Arguments:
-        additive: (Tq or 1, Tk), added to the scores after soft-capping.
-        sink: the key that is the sink, or one per query (Tq or 1, 1).
+    ``sink`` is the key that is the sink, or one per query (Tq or 1, 1).
     """
+    q = head.q
     nonsink, others, at_sink = torch.empty((3, len(q)), dtype=q.dtype, device=q.device)
-    for rows, scores in tiles(q, k, additive, is_causal, scale, softcap):
+    for rows, scores in head.tiles():
         sink_in_tile = sink
         if isinstance(sink, Tensor) and len(sink) > 1:
             sink_in_tile = sink[rows]
         at_sink[rows] = _take_sinks(scores, sink_in_tile)
         nonsink[rows], others[rows], _ = _entropy(scores, narrow_type=torch.float32)
     return combined(nonsink, others, at_sink).float()
-
-
-def tiles(
-    q: Tensor,
-    k: Tensor,
-    additive: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    softcap: float | None,
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the scores of one head q (Tq, d), k (Tk, d), computed in their type, some rows at a time.
-
-    Arguments:
-        additive: (Tq or 1, Tk), added to the scores after soft-capping.
-
-    Yields:
-        Which rows, and their scores (rows, keys). The last keys are missing where no row of the tile
-        sees them. The caller may overwrite the scores.
-    """
-    Tq = len(q)
-    Tk = len(k)
-    keys = (k * scale).T.contiguous()  # (d, Tk)
-    tile_rows = max(1, TILE_ELEMENTS // Tk)
-    for start in range(0, Tq, tile_rows):
-        stop = min(Tq, start + tile_rows)
-        bias = additive  # (rows or 1, Tk)
-        if additive is not None and len(additive) > 1:
-            bias = additive[start:stop]
-        if is_causal:
-            visible = min(Tk, stop)
-        else:
-            visible = _visible_keys(bias, Tk)
-        scores = q[start:stop] @ keys[:, :visible]  # (rows, visible)
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
-        if bias is not None:
-            scores += bias[:, :visible]
-        if is_causal and visible > start:
-            # All rows of the tile see the keys before its first row: only the rest needs a mask.
-            position = torch.arange(start, stop, device=q.device)
-            is_later = position[: visible - start] > position[:, None]  # (rows, visible − start)
-            scores[:, start:].masked_fill_(is_later, -math.inf)
-        yield slice(start, stop), scores
-
-
-def _visible_keys(bias: Tensor | None, keys: int) -> int:
-    """Return how many of the first keys are enough for all queries of a tile, at least one."""
-    # On other devices the answer would have to be waited for.
-    if bias is None or bias.device.type != "cpu":
-        return keys
-    visible = (bias.amax(dim=0) > lowest_seen(bias.dtype)).nonzero()
-    if not len(visible):
-        return 1
-    return int(visible[-1]) + 1
 
 
 def _take_sinks(scores: Tensor, sink: Tensor | int) -> Tensor:
