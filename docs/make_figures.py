@@ -3,7 +3,8 @@
 Makes the README's pictures of `joma demo`, runs all exhibits at the default preset, copies their pictures to
 ``docs/figures``, and writes the table of claims into ``docs/claims.md``, those that differ from the paper into
 ``docs/errata.md``, the index from the paper to the code into ``docs/paper-index.md``, and the exhibits' results, default
-and recorded, into ``docs/results.md`` and the fields of all pages (``docs/_build/facts.py``).
+and recorded, into ``docs/results.md`` and the fields of all pages (``docs/_build/facts.py``). The part ``pages`` writes the
+table of commands into ``docs/commands.md`` and the README's first parts into ``docs/index.md``.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from joma.paper.exhibits import exhibits
 from joma.paper.exhibits.runner import Entry, ExhibitObserver, Runner
 
 ROOT = Path(__file__).parent.parent
-PARTS = ["architecture", "demo", "pictures", "reading", "claims", "tables"]
+PARTS = ["architecture", "demo", "pictures", "reading", "claims", "tables", "pages"]
 sys.path.insert(0, str(ROOT / "docs/_build"))
 
 import claim_pages  # noqa: E402
+import command_page  # noqa: E402
 import contrasted  # noqa: E402
 import dataflow  # noqa: E402
 import demo_pictures  # noqa: E402
 import facts  # noqa: E402
 import found  # noqa: E402
+import front_page  # noqa: E402
 import imports  # noqa: E402
 import paper_index  # noqa: E402
 import reading  # noqa: E402
@@ -95,6 +98,8 @@ def main() -> None:
     if "tables" in chosen:
         tables(folder)
         theory_table()
+    if "pages" in chosen or "tables" in chosen:
+        pages()
 
 
 def architecture() -> None:
@@ -117,6 +122,14 @@ def claim_tables() -> None:
     index = ROOT / "docs/paper-index.md"
     by_claim = {result.id: result.verdict for result in checked}
     index.write_text(paper_index.page(by_claim, facts.verdicts()))
+
+
+def pages() -> None:
+    """The table of commands, and the front page from the README: this computes nothing."""
+    page = ROOT / "docs/commands.md"
+    page.write_text(between(page.read_text(), "commands", command_page.table()))
+    index = ROOT / "docs/index.md"
+    index.write_text(front_page.filled(index.read_text(), (ROOT / "README.md").read_text()))
 
 
 def theory_table() -> None:

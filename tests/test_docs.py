@@ -41,9 +41,11 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_build"))
 
+import command_page  # noqa: E402
 import contrasted  # noqa: E402
 import dataflow  # noqa: E402
 import facts  # noqa: E402
+import front_page  # noqa: E402
 import paper_index  # noqa: E402
 import prose  # noqa: E402
 import results  # noqa: E402
@@ -594,3 +596,19 @@ def test_scripts_of_the_docs_and_benchmarks_import_what_there_is():
 def test_the_table_of_linear_against_nonlinear_nodes_is_that_of_the_record():
     page = (DOCS / "theory.md").read_text()
     assert between(page, "contrast", contrasted.table()) == page
+
+
+def test_the_page_of_commands_has_every_command_as_it_is():
+    page = (DOCS / "commands.md").read_text()
+    expected = between(page, "commands", command_page.table())
+    assert expected == page, "if not: python docs/make_figures.py pages"
+    for name in ROOT_COMMAND.commands:
+        assert page.count(f"\n| `joma {name}` | ") == 1, name
+
+
+def test_the_front_page_says_what_the_readme_says():
+    readme = (ROOT / "README.md").read_text()
+    page = (DOCS / "index.md").read_text()
+    assert front_page.filled(page, readme) == page, "if not: python docs/make_figures.py pages"
+    first_sentence = re.search(r"^\*\*joma\*\* .*$", readme, flags=re.M)[0]
+    assert page.startswith(f"# joma\n\n<!-- readme -->\n{first_sentence}\n")
