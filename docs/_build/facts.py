@@ -34,6 +34,7 @@ from joma.paper.records import FOLDER
 ROOT = Path(__file__).parents[2]
 COMPUTED = ROOT / "docs/results.json"
 FIELD = re.compile(r"<!-- = (?P<template>.*?) -->(?P<text>.*?)<!-- / -->", flags=re.S)
+SOURCE_LR = 1e-4  # of the forecasts that are pooled
 DIGITS = 6  # of numbers in results.json
 
 
@@ -91,7 +92,7 @@ def facts() -> dict[str, Any]:
             "rests": finding.basis,
         }
     stored = json.loads((FOLDER / "foresight.json").read_text(encoding="utf-8"))
-    known["foresight"] = stored["foresight.json"]["pooled"]
+    known["foresight"] = _forecasts(stored["foresight.json"])
     kinds = Counter(claim.kind for claim in claims())
     known["claims"] = {
         "printed": kinds[Kind.PRINTED],
@@ -99,6 +100,16 @@ def facts() -> dict[str, Any]:
         "by root": counts_in_words(claims()),
     }
     return known
+
+
+def _forecasts(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pooled distances, and how far the authors' rates lie apart on the clock, over their seeds."""
+    ratios: dict[str, list[float]] = {"entropy": [], "valid_loss": []}
+    for row in stored["clock"]:
+        ratios[row["gauge"]].append(row["rates"] / row["seeds"])
+    apart = {gauge: {"least": min(found), "most": max(found)} for gauge, found in ratios.items()}
+    worst = max(row["rms"] for row in stored["forecast"] if row["source"] == SOURCE_LR)
+    return {**stored["pooled"], "apart": apart, "worst": worst}
 
 
 def filled(text: str) -> str:

@@ -9,7 +9,7 @@ from joma._runs.measured import not_alike
 from joma._runs.outcome import outcome
 
 # Adam on language models: rates between which curves were seen to agree on the clock
-SLOWEST, FASTEST = 5e-6, 1e-4
+SLOWEST, FASTEST = 1e-5, 1e-4
 FACTOR = 30.0  # between the rates of the known runs and of the new one
 DEEPEST = 10
 MEMORY = (
