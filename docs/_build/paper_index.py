@@ -27,6 +27,7 @@ SECTIONS: dict[str, list[Row]] = {
     "Abstract and Section 1": [
         Row("attention is integrated out", "the joint dynamics is one of the MLP alone", "joma.theory.FoldedFlow joma.nn.JoMABlock", "T1.linear T1.exp T1.softmax", "folding block"),
         Row("sparse, then dense", "attention first becomes sparse, then dense, with nonlinear activations", "joma.theory.solve_bounce joma.watch", "F4.joint S4.nonlinear_bounce S4.finite_target S4.committee S4.convex", "fig4 fig6 contrast"),
+        Row("which tokens enter when", "first those that often co-occur with the query, then gradually others", "joma.theory.Saliency", "", "entering"),
         Row("linear activations", "attention becomes sparse, consistent with existing works", "joma.theory.winner_take_all", "T2.winner S4.linear_sparse", "fig3 contrast"),
         Row("tokens are combined into hierarchies", "what co-occurs most is picked up first, then one level up", "joma.theory.HBLT", "T5", "fig5 table1"),
         Row("experiments verify the findings", "Wikitext2/103, OPT, Pythia", "joma.watch joma.scan", "", "fig6 fig7"),
@@ -170,6 +171,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("embeddings that train", "left open by the paper", "joma.theory.EmbeddingFlow", "S7.trained", "parameterised"),
         Row("similar semantics, similar embeddings", "where they train", "joma.theory.EmbeddingFlow", "S7.semantic"),
         Row("many embeddings are highly correlated", "4d hidden neurons are not 4d independent tokens", "joma.embedding_geometry joma.embedding_coherence joma.gauges", "", "embeddings"),
+        Row("beyond the paper: fine-tuning", "what it changes, next to random changes of the same norm", "joma.scan joma.stable_rank", "", "finetuning"),
         Row("fewer tokens per layer, better generalisation", "thanks to trained embeddings", why="no experiment is described and no figure given"),
         Row("Z = U W_Q W_Kᵀ Uᵀ", "left open by the paper", "joma.theory.EmbeddingFlow", "", "parameterised"),
     ],

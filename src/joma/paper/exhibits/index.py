@@ -38,6 +38,7 @@ ORDER = (
     "table1",
     "orthogonality",
     "parameterised",
+    "entering",
     "realtext",
     "block",
     "width",
@@ -47,6 +48,7 @@ ORDER = (
     "foretold",
     "clock",
     "sinks",
+    "finetuning",
     "lowrank",
 )
 _registered: dict[str, Exhibit] = {}
