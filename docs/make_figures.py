@@ -133,9 +133,10 @@ def pages() -> None:
 
 
 def theory_table() -> None:
-    """The table of linear against nonlinear nodes."""
+    """The tables of linear against nonlinear nodes."""
     page = ROOT / "docs/theory.md"
-    page.write_text(between(page.read_text(), "contrast", contrasted.table()))
+    text = between(page.read_text(), "contrast", contrasted.table())
+    page.write_text(between(text, "contrast-labels", contrasted.label_table()))
 
 
 def tables(folder: Path) -> None:

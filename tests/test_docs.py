@@ -596,6 +596,7 @@ def test_scripts_of_the_docs_and_benchmarks_import_what_there_is():
 def test_the_table_of_linear_against_nonlinear_nodes_is_that_of_the_record():
     page = (DOCS / "theory.md").read_text()
     assert between(page, "contrast", contrasted.table()) == page
+    assert between(page, "contrast-labels", contrasted.label_table()) == page
 
 
 def test_the_page_of_commands_has_every_command_as_it_is():

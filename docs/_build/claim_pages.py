@@ -75,7 +75,12 @@ def full_table(results: list[Result]) -> str:
             "Counterexample": claim.counterexample,
             "Why": claim.derivation,
         }
-        lines += [part for name, text in texts.items() if text for part in (f"**{name}.** {sentence(text)}", "")]
+        lines += [
+            part
+            for name, text in texts.items()
+            if text
+            for part in (f"**{name}.** {sentence(text)}", "")
+        ]
         lines += [
             f"Measured: {claim.measures}: **{r.value:.2g}** "
             f"(tolerance {claim.tolerance:.2g}; as stated {r.printed_value:.2g}). "
@@ -132,7 +137,9 @@ def galore(results: list[Result]) -> str:
     for r in results:
         if r.claim.kind is Kind.OTHER:
             lines += _entry(r)
-    lines += ["The exhibit [`lowrank`](reproduce.md) measures on language models what the lemma is used for."]
+    lines += [
+        "The exhibit [`lowrank`](reproduce.md) measures on language models what the lemma is used for."
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -144,8 +151,16 @@ def _entry(r: Result) -> list[str]:
     second = SECOND[kind]
     lines += [f"**{first}.** {claim.paper_formula}", ""]
     if claim.counterexample:
-        lines += [f"**Counterexample.** {sentence(claim.counterexample)} Run it: `joma claims {r.id}`.", ""]
-    lines += [f"**{second}.** {claim.corrected_formula}", "", f"**Derivation.** {claim.derivation}", ""]
+        lines += [
+            f"**Counterexample.** {sentence(claim.counterexample)} Run it: `joma claims {r.id}`.",
+            "",
+        ]
+    lines += [
+        f"**{second}.** {claim.corrected_formula}",
+        "",
+        f"**Derivation.** {claim.derivation}",
+        "",
+    ]
     decides = f"{claim.measures}: "
     if kind in (Kind.EXTENSION, Kind.OTHER) or r.verdict is Verdict.HOLDS:
         decides += f"**{r.value:.2g}**, tolerance {claim.tolerance:.2g}; control ({claim.control}) {r.control_value:.2g}"

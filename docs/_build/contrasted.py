@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,4 +38,23 @@ def table() -> str:
         columns = {**numbers, **numbers["returns"]}
         counts = " | ".join(str(columns.get(column, 0)) for column in COLUMNS)
         lines.append(f"| {title} | {counts} |")
+    return "\n".join(lines)
+
+
+def label_table() -> str:
+    """Return one row per kind of labels under cross-entropy, with how many regimes have each verdict."""
+    recorded = judgement()
+    if recorded is None:
+        return "This comparison has no record yet: `make record EXHIBIT=contrast` makes it."
+    regimes = recorded.numbers["regimes"][contrast.TITLES["labels"]]
+    lines = [
+        f"| cross-entropy with | regimes | {' | '.join(map(str, Returns))} |",
+        f"|---|--:|{'--:|' * len(Returns)}",
+    ]
+    for kind in ("certain labels", "uncertain labels"):
+        counts = Counter(
+            numbers["returns"] for name, numbers in regimes.items() if name.startswith(kind)
+        )
+        cells = " | ".join(str(counts[str(returns)]) for returns in Returns)
+        lines.append(f"| {kind} | {counts.total()} | {cells} |")
     return "\n".join(lines)

@@ -6,7 +6,11 @@ from html import escape
 
 W, H = 196, 58  # of a box
 COLUMNS, ROWS = [20, 262, 504, 746], [56 + 84 * n for n in range(6)]
-KINDS = {"given": ("#eef2f7", "#5b6b7f"), "code": ("#dbe9f8", "#1f5fa8"), "folder": ("#fdebd8", "#b3541e")}
+KINDS = {
+    "given": ("#eef2f7", "#5b6b7f"),
+    "code": ("#dbe9f8", "#1f5fa8"),
+    "folder": ("#fdebd8", "#b3541e"),
+}
 # name -> column, row, kind, title, what it is
 BOXES = {
     "task": (0, 0, "given", "task", "contexts x, gradients g"),
@@ -39,7 +43,9 @@ def _arrow(a: str, b: str) -> str:
         return f"M{x + W / 2} {y + H} V{Y - 7}"
     up = 0 if ra == rb else 13 if ra > rb else -13  # several arrows end at one box
     start = y + H / 2 + (-12 if b == "logger" else 0)
-    return f"M{x + W} {start} C{x + W + 24} {start} {X - 26} {Y + H / 2 + up} {X - 7} {Y + H / 2 + up}"
+    return (
+        f"M{x + W} {start} C{x + W + 24} {start} {X - 26} {Y + H / 2 + up} {X - 7} {Y + H / 2 + up}"
+    )
 
 
 def svg() -> str:
@@ -54,13 +60,24 @@ def svg() -> str:
         f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
     ]
     heads = ["what you give", "what measures", "what is kept", "what shows it"]
-    parts += [f'<text x="{x}" y="34" font-size="14" fill="#5b6b7f">{head}</text>' for x, head in zip(COLUMNS, heads, strict=True)]
+    parts += [
+        f'<text x="{x}" y="34" font-size="14" fill="#5b6b7f">{head}</text>'
+        for x, head in zip(COLUMNS, heads, strict=True)
+    ]
     for a, b in ARROWS:
-        parts.append(f'<path d="{_arrow(a, b)}" fill="none" stroke="#5b6b7f" stroke-width="1.6" marker-end="url(#head)"/>')
+        parts.append(
+            f'<path d="{_arrow(a, b)}" fill="none" stroke="#5b6b7f" stroke-width="1.6" marker-end="url(#head)"/>'
+        )
     for column, row, kind, title, what in BOXES.values():
         fill, stroke = KINDS[kind]
         x, y = COLUMNS[column], ROWS[row]
-        parts.append(f'<rect x="{x}" y="{y}" width="{W}" height="{H}" rx="6" fill="{fill}" stroke="{stroke}" stroke-width="1.4"/>')
-        parts.append(f'<text x="{x + 12}" y="{y + 25}" font-size="14.5" font-weight="600" fill="#1b2430">{escape(title)}</text>')
-        parts.append(f'<text x="{x + 12}" y="{y + 44}" font-size="12" fill="#3b4754">{escape(what)}</text>')
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{W}" height="{H}" rx="6" fill="{fill}" stroke="{stroke}" stroke-width="1.4"/>'
+        )
+        parts.append(
+            f'<text x="{x + 12}" y="{y + 25}" font-size="14.5" font-weight="600" fill="#1b2430">{escape(title)}</text>'
+        )
+        parts.append(
+            f'<text x="{x + 12}" y="{y + 44}" font-size="12" fill="#3b4754">{escape(what)}</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])

@@ -16,7 +16,9 @@ class FieldComments(griffe.Extension):
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         """Called when a class is complete."""
-        has_list = cls.docstring is None or re.search(r"^(Attributes|Arguments):", cls.docstring.value, flags=re.M)
+        has_list = cls.docstring is None or re.search(
+            r"^(Attributes|Arguments):", cls.docstring.value, flags=re.M
+        )
         if has_list or "dataclass" not in str(cls.decorators[0].value if cls.decorators else ""):
             return
         lines = cls.lines_collection[cls.filepath]

@@ -35,9 +35,10 @@ FINDINGS = (
     "**{table1.message}** (Table 1, the correlation of the best hidden node with a latent; "
     f"{_BASIS.format(id='table1')}; [more](docs/table1.md)).",
     "**Attention comes back where weights have large finite targets.** Under the paper's fixed gradients only nonlinear nodes "
-    "can have them, and only from a large bias, which is the abstract's contrast. From a small start nonlinear nodes end on a "
-    "committee of tokens, linear ones on a single token. A loss with a finite minimum gives targets to linear nodes, too "
-    "([more](docs/theory.md)).",
+    "can have them, and only from a large bias: the abstract's contrast ({contrast.all groups.nonlinear only} of "
+    "{contrast.all groups.regimes} regimes; {contrast.verdict}, recorded). From a small start nonlinear nodes end on a "
+    "committee of tokens, linear ones on one. A loss with a finite minimum gives targets to linear nodes, too; in language "
+    "models both come back ([more](docs/theory.md)).",
     "**Steps are the wrong clock.** Over τ = Σ learning rate, entropies at small rates are nearly one curve under Adam. The "
     "authors' runs of 29,000 steps, predicted from ours of 2,900: the top layer's entropy is off by "
     "{foresight.top layer, nats:.2f} nats, the validation loss by {foresight.validation loss:.2f}. Their own other seeds would "

@@ -46,7 +46,13 @@ def reference(module: str) -> str:
         target = value.canonical_path
         first = value.docstring.value.splitlines()[0].replace("|", r"\|").replace("``", "`")
         table.append(f"| [`{full.rpartition('.')[2]}`][{target}] | {first} |")
-        details += ["", f"::: {target}", "    options:", f"      heading: {full}", f"      toc_label: {full}"]
+        details += [
+            "",
+            f"::: {target}",
+            "    options:",
+            f"      heading: {full}",
+            f"      toc_label: {full}",
+        ]
     return "\n".join(table + details)
 
 
@@ -57,7 +63,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def on_page_content(content: str, **_: Any) -> str:
     """Called by MkDocs with the HTML of each page."""
-    return FORMULA.sub(lambda m: mathml(html.unescape(m[3]).strip(), "block" if m[2] == "[" else "inline"), content)
+    return FORMULA.sub(
+        lambda m: mathml(html.unescape(m[3]).strip(), "block" if m[2] == "[" else "inline"), content
+    )
 
 
 def mathml(latex: str, display: str) -> str:

@@ -17,14 +17,30 @@ import grimp
 import networkx as nx
 
 ROOT = Path(__file__).parents[2]
-W, H, GAP, DROP = 150, 42, 30, 72  # a box, the least space between two of a row, and that between rows
-PUBLIC = ("cli", "integrations", "models", "nn", "paper", "theory")  # what users call or import; the others are joma's own
+W, H, GAP, DROP = (
+    150,
+    42,
+    30,
+    72,
+)  # a box, the least space between two of a row, and that between rows
+PUBLIC = (
+    "cli",
+    "integrations",
+    "models",
+    "nn",
+    "paper",
+    "theory",
+)  # what users call or import; the others are joma's own
 
 
 def layers() -> list[list[str]]:
     """The rooms, as the import contract orders them: the top row first."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (rows,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["joma"])
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    (rows,) = (
+        contract["layers"] for contract in contracts if contract.get("containers") == ["joma"]
+    )
     return [row.replace(":", "|").replace(" ", "").split("|") for row in rows if row != "__main__"]
 
 
@@ -67,7 +83,9 @@ def places(arrows: nx.DiGraph) -> dict[str, tuple[int, int]]:
         apart = list(wanted)
         for n in range(1, len(row)):
             apart[n] = max(apart[n], apart[n - 1] + W + GAP)
-        back = (sum(apart, Fraction()) - sum(wanted, Fraction())) / len(row)  # the row as a whole stays where it wanted to be
+        back = (sum(apart, Fraction()) - sum(wanted, Fraction())) / len(
+            row
+        )  # the row as a whole stays where it wanted to be
         at |= {room: (x - back, number * (H + DROP)) for room, x in zip(row, apart, strict=True)}
     left = min(x for x, _ in at.values()) - W // 2 - 20
     return {room: (round(x - left), y + H // 2 + 20) for room, (x, y) in at.items()}
@@ -77,7 +95,10 @@ def svg() -> str:
     """The whole picture; readable on light and dark pages."""
     arrows = nx.transitive_reduction(rooms())
     at = places(arrows)
-    width, height = (max(place[axis] for place in at.values()) + half + 20 for axis, half in ((0, W / 2), (1, H / 2)))
+    width, height = (
+        max(place[axis] for place in at.values()) + half + 20
+        for axis, half in ((0, W / 2), (1, H / 2))
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         'font-family="DejaVu Sans Mono, Menlo, Consolas, monospace">',
@@ -108,6 +129,13 @@ def table() -> str:
     between = rooms()
     lines = ["| room | what it is | imports from |", "|---|---|---|"]
     for room in (room for row in layers() for room in row):
-        first = str(importlib.import_module(f"joma.{room}").__doc__).split("\n\n")[0].replace("\n", " ").strip()
-        lines.append(f"| `{room}` | {first} | {', '.join(f'`{other}`' for other in sorted(between[room]))} |")
+        first = (
+            str(importlib.import_module(f"joma.{room}").__doc__)
+            .split("\n\n")[0]
+            .replace("\n", " ")
+            .strip()
+        )
+        lines.append(
+            f"| `{room}` | {first} | {', '.join(f'`{other}`' for other in sorted(between[room]))} |"
+        )
     return "\n".join(lines)

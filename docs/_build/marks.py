@@ -10,5 +10,7 @@ def between(text: str, name: str, table: str) -> str:
     marked = f"<!-- {name} -->\n{table}\n<!-- /{name} -->"
     text, count = re.subn(rf"<!-- {name} -->.*<!-- /{name} -->", lambda _: marked, text, flags=re.S)
     if count != 1:
-        raise ValueError(f"the page has {count} places <!-- {name} --> … <!-- /{name} -->; it needs one")
+        raise ValueError(
+            f"the page has {count} places <!-- {name} --> … <!-- /{name} -->; it needs one"
+        )
     return text

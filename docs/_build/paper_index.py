@@ -223,13 +223,25 @@ def page(verdicts: Mapping[str, str], exhibits: Mapping[str, str]) -> str:
         "`make figures` from one table, `docs/_build/paper_index.py`. The paper has no numbered corollaries.",
     ]
     for title, rows in SECTIONS.items():
-        lines += ["", f"## {title}", "", "| | what it says | code | claims and exhibits |", "|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| | what it says | code | claims and exhibits |",
+            "|---|---|---|---|",
+        ]
         for row in rows:
-            item = row.item.removesuffix(" (multi-layer)").replace("-", "–").replace("Eqn. ", "Eqn. ")
+            item = (
+                row.item.removesuffix(" (multi-layer)").replace("-", "–").replace("Eqn. ", "Eqn. ")
+            )
             item = re.sub(r"^Eqn(.*–)", r"Eqns\1", item)
-            code = "<br>".join(f"`{name.removeprefix('joma.')}`" for name in row.code.split()) or "–"
+            code = (
+                "<br>".join(f"`{name.removeprefix('joma.')}`" for name in row.code.split()) or "–"
+            )
             found = [f"[`{id}`](claims.md#{id}): {verdicts[id]}" for id in row.claims.split()]
             for id in row.exhibits.split():
                 found.append(f"`joma reproduce {id}`: {exhibits[id]}")
-            lines.append(f"| {item} | {row.says.replace('|', chr(92) + '|')} | {code} | {'<br>'.join(found) or row.why} |")
+            lines.append(
+                f"| {item} | {row.says.replace('|', chr(92) + '|')} | {code} | {'<br>'.join(found) or row.why} |"
+            )
     return "\n".join(lines) + "\n"

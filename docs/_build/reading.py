@@ -58,21 +58,38 @@ def spectra() -> Chart:
     """Singular values of three 256 × 64 matrices with the same Frobenius norm."""
     make = torch.Generator().manual_seed(0)
     noise = torch.randn(256, 64, generator=make, dtype=torch.float64)
-    left, right = torch.randn(256, 4, generator=make).double(), torch.randn(4, 64, generator=make).double()
+    left, right = (
+        torch.randn(256, 4, generator=make).double(),
+        torch.randn(4, 64, generator=make).double(),
+    )
     spike, thin = torch.outer(left[:, 0], right[0]), left @ right
-    matrices = {"as at the start: random": noise, "one direction has grown": noise + 0.5 * spike, "rank 4": thin}
+    matrices = {
+        "as at the start: random": noise,
+        "one direction has grown": noise + 0.5 * spike,
+        "rank 4": thin,
+    }
     panels, ticks = [], alt.Axis(grid=False, tickCount=4)
     for name, w in matrices.items():
         w = w / w.norm()
-        numbers = [f"stable rank {float(joma.stable_rank(w)):.1f}", f"effective rank {float(joma.effective_rank(w)):.1f}"]
+        numbers = [
+            f"stable rank {float(joma.stable_rank(w)):.1f}",
+            f"effective rank {float(joma.effective_rank(w)):.1f}",
+        ]
         sigma = torch.linalg.svdvals(w).numpy()
         frame = pd.DataFrame({"number": np.arange(1, 65), "singular value": sigma})
         panels.append(
             alt.Chart(frame, title=alt.Title(name, subtitle=numbers), width=240, height=130)
             .mark_bar(color="#0072b2")
             .encode(
-                alt.X("number:Q", title="number of the singular value", scale=alt.Scale(domain=[0, 65]), axis=ticks),
-                alt.Y("singular value:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(tickCount=3)),
+                alt.X(
+                    "number:Q",
+                    title="number of the singular value",
+                    scale=alt.Scale(domain=[0, 65]),
+                    axis=ticks,
+                ),
+                alt.Y(
+                    "singular value:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(tickCount=3)
+                ),
             )
         )
     return alt.hconcat(*panels, spacing=20)
@@ -85,7 +102,16 @@ def make(runs: Path) -> dict[str, Path]:
         folder.mkdir(parents=True, exist_ok=True)
     save(attention_rows(), folders["rows"])
     save(spectra(), folders["spectra"])
-    command = [sys.executable, "-W", "ignore", "-m", "joma", *COLLAPSE.split(), "--out", str(runs / "collapse")]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "joma",
+        *COLLAPSE.split(),
+        "--out",
+        str(runs / "collapse"),
+    ]
     subprocess.run(command, check=True, capture_output=True)  # what is complete is not done again
     plot(runs / "collapse", folders["collapse"])
     return folders

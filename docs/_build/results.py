@@ -21,7 +21,15 @@ from joma.paper.records import load
 SENTENCE = 240  # characters of a summary in the guide
 COMPUTED = "computed"
 NOTHING = "no record"
-TITLES = ("exhibit", "the paper says", "its number", "verdict", "measured", "rests on", "a longer run found")
+TITLES = (
+    "exhibit",
+    "the paper says",
+    "its number",
+    "verdict",
+    "measured",
+    "rests on",
+    "a longer run found",
+)
 
 
 @dataclass(frozen=True)
@@ -72,15 +80,30 @@ def sections(all_findings: Mapping[str, Finding]) -> str:
     lines = []
     for id, exhibit in exhibits().items():
         found = all_findings[id]
-        lines += ["", f"### {exhibit.title}", "", f"`joma reproduce {id}`. *{exhibit.statement}*", ""]
+        lines += [
+            "",
+            f"### {exhibit.title}",
+            "",
+            f"`joma reproduce {id}`. *{exhibit.statement}*",
+            "",
+        ]
         judgement = found.judgement
         if found.basis == NOTHING:
-            lines += [f"**No record: {judgement.verdict}.** `joma reproduce {id} --preset laptop` computes it.", ""]
+            lines += [
+                f"**No record: {judgement.verdict}.** `joma reproduce {id} --preset laptop` computes it.",
+                "",
+            ]
         else:
-            lines += [f"**{judgement.verdict.capitalize()}** ({found.basis}). {sentence(judgement.summary)}", ""]
+            lines += [
+                f"**{judgement.verdict.capitalize()}** ({found.basis}). {sentence(judgement.summary)}",
+                "",
+            ]
         run = longer_run(id)
         if run is not None:
-            lines += [f"A longer run found: {run.verdict}. {sentence(run.summary)} (`{run.preset}`, {run.day})", ""]
+            lines += [
+                f"A longer run found: {run.verdict}. {sentence(run.summary)} (`{run.preset}`, {run.day})",
+                "",
+            ]
         if found.basis != NOTHING:
             lines.append(f"![{exhibit.title}](figures/{id}.png)")
     return "\n".join([*lines, ""])
