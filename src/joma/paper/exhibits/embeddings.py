@@ -177,9 +177,9 @@ def draw(run: Run) -> p.Chart:
     """Mean |cos| of all models; then of the first one its distribution, and the same token at two layers."""
     frame = run.frame()
     names = list(dict.fromkeys(frame.model))
-    first = _of_one_model(where(frame, model=names[0]), names[0])
+    rows_of_first = _rows_of_one_model(where(frame, model=names[0]), names[0])
     if len(names) == 1:
-        return first
+        return p.column(*rows_of_first)
     layer = p.x("layer", "input of layer")
     y = p.y("times", "mean |cos|, times that of random vectors", log=True)
     tip = {"model": None, "layer": None, "times": ".2f"}
@@ -195,10 +195,11 @@ def draw(run: Run) -> p.Chart:
                 f"Tokens {words}", lines, p.levels(MOST_TIMES_RANDOM), note=note, size=(330, 220)
             )
         )
-    return p.column(p.row(*panels, shared=True), first)
+    # Rows in one column: a column within a column is nested too deeply for PDF and PNG.
+    return p.column(p.row(*panels, shared=True), *rows_of_first)
 
 
-def _of_one_model(frame: pd.DataFrame, name: str) -> p.Chart:
+def _rows_of_one_model(frame: pd.DataFrame, name: str) -> list[p.Chart]:
     """Mean |cos| over layers or steps; its distribution at the end; the same token at two layers."""
     last = where(frame, step=frame.step.max())
     dimension = float(where(last, gauge="dimension").value.iloc[0])
@@ -260,7 +261,7 @@ def _of_one_model(frame: pd.DataFrame, name: str) -> p.Chart:
                 ),
             )
         )
-    return p.column(*rows)
+    return rows
 
 
 def judge(run: Run) -> Judgement:
