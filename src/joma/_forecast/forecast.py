@@ -217,7 +217,7 @@ def forecast(
         lr: the learning rate of the new run.
         steps: how long the new run is.
         layers: its depth, if it is to be checked: a run of another depth cannot be foretold.
-        gauges: what to foretell.
+        gauges: what to foretell: names, or one string with commas between them.
 
     Returns:
         The forecast: ``frame()``, ``table()``, ``draw()``, ``warnings``; ``score()`` once the run has been made.
@@ -236,7 +236,8 @@ def forecast(
     ]:
         raise ValueError(f"{twice[0]} is given twice: the band is how far different runs are apart")
     _check_alike(opened)
-    gauges = [gauges] if isinstance(gauges, str) else gauges
+    if isinstance(gauges, str):
+        gauges = [name.strip() for name in gauges.split(",")]
     members = [clock.curves(run, gauges) for run in opened]
     keys = [key for key in members[0] if all(key in curves for curves in members)]
     if not keys:

@@ -100,9 +100,11 @@ def _lowest(table: pd.DataFrame) -> dict[int, tuple[int, float]]:
         return {}
     means = rows.groupby(["layer", "step"]).value.mean()
     lowest = {}
-    for layer, values in means.groupby(level="layer"):
-        place = values.idxmin()
-        lowest[int(layer)] = (int(place[1]), float(values[place]))  # type: ignore[call-overload]
+    by_layer = means.reset_index()
+    for layer, rows_of_layer in by_layer.groupby("layer"):
+        first = rows_of_layer.value.to_numpy().argmin()
+        row = rows_of_layer.iloc[int(first)]
+        lowest[int(str(layer))] = (int(row["step"]), float(row["value"]))
     return lowest
 
 

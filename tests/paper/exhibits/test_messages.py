@@ -28,7 +28,7 @@ def test_what_is_not_decided_is_a_question_and_what_has_no_message_its_title_and
     (fig8,) = get(["fig8"])
     assert (
         fig8.message(Verdict.INCONCLUSIVE)
-        == "Inconclusive: is the best run the one that dips and bounces?"
+        == "Inconclusive: do runs that dip and bounce have lower losses?"
     )
     assert fig8.message(Verdict.ERROR) == "Not made: Figure 8: learning rates"
     mine = Exhibit(

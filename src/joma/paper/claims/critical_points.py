@@ -70,7 +70,7 @@ def e56(variant: Variant) -> Iterator[float]:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _CriticalCase:
     """A Student-t mixture of two components."""
 
     n: int
@@ -124,10 +124,10 @@ class _Case:
 def e56_sufficiency(variant: Variant) -> Iterator[float]:
     """Measure the field where Eqn. 56 holds."""
     cases = (
-        _Case(3, 3.0, 0.4, -0.6),
-        _Case(3, 3.0, 0.6, -0.4),
-        _Case(2, 1.5, 0.5, -0.7),
-        _Case(5, 4.0, 0.3, -0.5),
+        _CriticalCase(3, 3.0, 0.4, -0.6),
+        _CriticalCase(3, 3.0, 0.6, -0.4),
+        _CriticalCase(2, 1.5, 0.5, -0.7),
+        _CriticalCase(5, 4.0, 0.3, -0.5),
     )
     apart = variant.choose(1.2, {"corrected": 1.0}) * abs(variant.factor("separation"))
     for case in cases:

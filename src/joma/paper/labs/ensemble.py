@@ -62,7 +62,7 @@ def stable_rank(matrices: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class _Field:
+class _EnsembleField:
     """The right-hand side of S flows; a state is a row (S, M K + K + M)."""
 
     x: Array  # (S, N, M)
@@ -74,7 +74,7 @@ class _Field:
     attention_lr: float
     bias_lr: float
 
-    def of(self, rows: NDArray[np.bool_]) -> _Field:
+    def of(self, rows: NDArray[np.bool_]) -> _EnsembleField:
         return replace(self, x=self.x[rows], g=self.g[rows], p=self.p[rows])
 
     def unpack(self, y: Array) -> tuple[Array, Array, Array]:
@@ -135,7 +135,7 @@ def integrate_all(
             "per task, tasks of one shape and loss, and exp or softmax attention"
         )
     x, g, p = (np.stack([getattr(task, name) for task in tasks]) for name in ("x", "g", "p"))
-    right = _Field(
+    right = _EnsembleField(
         x,
         g,
         p[:, :, None],
@@ -174,7 +174,7 @@ def integrate_all(
 
 
 def _advance(
-    field: _Field, y: Array, h: Array, rtol: float, atol: float, rough: float
+    field: _EnsembleField, y: Array, h: Array, rtol: float, atol: float, rough: float
 ) -> tuple[Array, NDArray[np.bool_], Array]:
     """States after steps h (S,), which of them are accepted, and the steps to take next."""
     dt = h[:, None]
