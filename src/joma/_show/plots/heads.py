@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame, largest: Collection[str] = ()) -> Chart | None:
 
 
 def _panel(rows: pd.DataFrame, gauge: str, *, is_logarithmic: bool) -> Any:
-    means = rows.groupby(["layer", "head", "step"], as_index=False).value.mean()
+    means = rows.groupby(["layer", "head", "step"])["value"].mean().reset_index()
     heads = means[["layer", "head"]].drop_duplicates().sort_values(["layer", "head"])
     steps = sorted(means.step.unique())
     if not len(heads) > heads["layer"].nunique() or len(heads) > MOST_HEADS or len(steps) < 2:
