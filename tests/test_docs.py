@@ -613,3 +613,11 @@ def test_the_front_page_says_what_the_readme_says():
     assert front_page.filled(page, readme) == page, "if not: python docs/make_figures.py pages"
     first_sentence = re.search(r"^\*\*joma\*\* .*$", readme, flags=re.M)[0]
     assert page.startswith(f"# joma\n\n<!-- readme -->\n{first_sentence}\n")
+
+
+def test_groups_of_the_reference_have_every_public_name_once():
+    page = (DOCS / "api/joma.md").read_text()
+    named = " ".join(re.findall(r"^<!-- api joma: (.+) -->$", page, flags=re.M)).split()
+    is_documented = (type, types.FunctionType)
+    public = [name for name in joma.__all__ if isinstance(getattr(joma, name), is_documented)]
+    assert sorted(named) == sorted(public)

@@ -17,7 +17,7 @@ import joma
 from joma._show.pages.typeset import formula
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.S)
-API = re.compile(r"^<!-- api (\S+) -->$", flags=re.M)
+API = re.compile(r"^<!-- api ([\w.]+)(?:: ([\w ]+))? -->$", flags=re.M)
 
 
 @cache
@@ -39,10 +39,23 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
             yield f"{module}.{name}", value
 
 
-def reference(module: str) -> str:
-    """A table of what a module has, then a mkdocstrings directive for each name."""
+def chosen(module: str, names: str | None) -> Iterator[tuple[str, Any]]:
+    """All that is public in a module, or the names given, in their order."""
+    if names is None:
+        yield from public(module)
+        return
+    values = dict(public(module))
+    for name in names.split():
+        full = f"{module}.{name}"
+        if full not in values:
+            raise ValueError(f"{full} is not public: a page of the reference names it")
+        yield full, values[full]
+
+
+def reference(module: str, names: str | None = None) -> str:
+    """A table of what a module has, or of the names given, then a mkdocstrings directive for each."""
     table, details = ["| name | |", "|---|---|"], []
-    for full, value in public(module):
+    for full, value in chosen(module, names):
         target = value.canonical_path
         first = value.docstring.value.splitlines()[0].replace("|", r"\|").replace("``", "`")
         table.append(f"| [`{full.rpartition('.')[2]}`][{target}] | {first} |")
@@ -58,7 +71,7 @@ def reference(module: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by MkDocs with the source of each page."""
-    return API.sub(lambda m: reference(m[1]), markdown)
+    return API.sub(lambda m: reference(m[1], m[2]), markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:
