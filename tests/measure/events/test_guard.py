@@ -433,6 +433,68 @@ def test_block_sparse_attention_of_bigbird_is_refused():
         )
 
 
+def test_local_attention_next_to_global_tokens_is_refused_and_not_read_as_that_of_the_tokens():
+    """PegasusX computes a plain softmax for its global tokens, and another one in blocks for all other tokens."""
+    from transformers import PegasusXConfig, PegasusXForConditionalGeneration
+
+    config = PegasusXConfig(
+        vocab_size=100,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        block_size=8,
+        num_global_tokens=4,
+        max_position_embeddings=64,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    model = PegasusXForConditionalGeneration(config)
+    ids = torch.randint(3, 90, (2, 37))
+    explained = joma.explain(model, {"input_ids": ids, "labels": ids[:, :12]}).frame()
+    attention = explained[explained.kind == "attention"].set_index("module")
+    encoder = attention.loc["model.encoder.layers.0.self_attn"]
+    assert encoder.status == "refused"
+    assert encoder.code == "pieces"
+    assert "only a part" in encoder.reason
+    assert attention.loc["model.decoder.layers.0.self_attn"].status == "measured"
+
+
+def test_local_attention_in_blocks_is_measured_without_padded_queries():
+    from transformers import LongT5Config, LongT5ForConditionalGeneration
+
+    config = LongT5Config(
+        vocab_size=100,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=1,
+        num_heads=4,
+        local_radius=4,
+        global_block_size=4,
+        decoder_start_token_id=0,
+        dropout_rate=0.0,
+    )
+    model = LongT5ForConditionalGeneration(config)
+    ids = torch.randint(3, 90, (2, 37))
+    mask = torch.ones_like(ids)
+    mask[1, 25:] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, :12].clone()}
+    with joma.watch(model, gauges="entropy", every=1) as watch:
+        output = model(**batch, output_attentions=True)
+        output.loss.backward()
+        watch.step(loss=output.loss)
+    frame = watch.frame()
+    measured = frame[frame.gauge.eq("entropy") & frame.layer.eq(0)].sort_values("head")
+    weights = output.encoder_attentions[0].detach()  # (samples, blocks, heads, queries, keys)
+    entropy = torch.special.entr(weights).sum(dim=-1).movedim(2, -1).reshape(2, -1, 4)
+    real = torch.cat([entropy[0, :37], entropy[1, :25]])
+    assert measured["value"].tolist() == pytest.approx(real.mean(dim=0).tolist(), abs=1e-5)
+
+
 class Mixing(nn.Module):
     """Talking heads that begin as the identity."""
 

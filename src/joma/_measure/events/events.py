@@ -71,6 +71,7 @@ class Call:
             weights), …
         products: number of elements of a product of two activations -> the product.
         softmaxes: inputs of softmaxes that are over no such product.
+        chunks: shape (…, Tk) of the first of these that has rows for all tokens, in chunks.
         held: attentions that the guard has not decided on yet.
         attentions: how many attentions were seen in this call.
         ran_before: how many modules had run in this step before the first of them.
@@ -90,6 +91,7 @@ class Call:
     invocation: int
     products: dict[int, Any] = field(default_factory=dict)
     softmaxes: list[Tensor] = field(default_factory=list)
+    chunks: tuple[int, ...] | None = None
     held: list[Any] = field(default_factory=list)
     attentions: int = 0
     ran_before: int = 0

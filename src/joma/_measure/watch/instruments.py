@@ -103,9 +103,9 @@ class Instruments:
             is_training=options.optimizer is not None,
         )
         attached.check_free(self.watched.names)
-        reason = self.watched.processes.cannot_gather
-        if reason and (self.is_probed or passes.source.replays):
-            raise NotWatchable(f"no extra pass can be made: {reason}")
+        cannot_gather = self.watched.processes.cannot_gather
+        if cannot_gather and (self.is_probed or passes.source.replays):
+            raise NotWatchable(f"no extra pass can be made: {cannot_gather}")
         return passes
 
     def _find_training_source(self) -> EventSource:

@@ -23,6 +23,9 @@ def refuse_mixture(attentions: Sequence[AttentionCandidate], outer: Call) -> Ref
         refusal = _refuse_difference(attention, outer)
         if refusal is not None:
             return refusal
+    refusal = _refuse_part(attentions[0])
+    if refusal is not None:
+        return refusal
     if len(attentions) < 2:
         return None
     measurable = [attention for attention in attentions if attention.refusal is None]
@@ -86,6 +89,21 @@ def _refuse_pieces(attention: AttentionCandidate, count: int) -> Refusal | None:
         Reason.PIECES,
         f"it attends in {count} pieces, {queries} queries in one of them (blocks of the sequence, "
         "landmarks); watch it with full attention, if it has that option",
+    )
+
+
+# PegasusX, input (2, 40, 32), 4 heads: scores (2, 4, 4, 44) of 4 global tokens are a product. Scores
+# (2, 4, 5, 8, 12) of all other tokens, in 5 blocks of 8, are two products next to each other.
+def _refuse_part(attention: AttentionCandidate) -> Refusal | None:
+    """Refuse attention of a module whose other queries attend in a way that cannot be read."""
+    chunks = attention.call.chunks
+    if chunks is None:
+        return None
+    return Refusal(
+        Reason.PIECES,
+        f"what can be read of it is only a part: another softmax of the module, of {chunks}, is over "
+        "scores that are put together from several products (chunks, blocks); watch it with full "
+        "attention, if it has that option",
     )
 
 

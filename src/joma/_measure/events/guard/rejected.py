@@ -68,6 +68,9 @@ class RejectedModules:
         tokens = max(1, states[..., 0].numel())
         if rows % tokens:
             return
+        # Gates over heads or experts have three axes: (samples, tokens, heads).
+        if call.chunks is None and scores.dim() > 3:
+            call.chunks = tuple(scores.shape)
         shapes = [str(tuple(product.output.shape)) for product in call.products.values()]
         products = ", ".join(dict.fromkeys(shapes))
         message = _CHUNKS.format(scores=tuple(scores.shape), products=products)
