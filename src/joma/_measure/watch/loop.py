@@ -64,7 +64,10 @@ class WatchLoop:
 
     def __init__(self, model: nn.Module, options: WatchOptions) -> None:
         self._processes = Processes(model, options.processes)
-        self.notices = Notices(warn if self._processes.is_first else silent)
+        give = silent
+        if self._processes.is_first:
+            give = warn
+        self.notices = Notices(give)
         has_patterns = check_patterns(options.patterns, options.words, options.probe is not None)
         self._patterns = PatternKeeper(options.words, has_patterns and self._processes.is_first)
         self.instruments = Instruments(model, options, self._processes, [self._patterns])

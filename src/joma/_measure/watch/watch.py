@@ -65,49 +65,59 @@ def watch(
     overwrite: bool = False,
     resume: Resume = False,
 ) -> Watch:
-    """Measure attention and weights of ``model`` while it trains; nothing about the training changes.
+    """Measure attention and weights of ``model`` while it trains; the training does not change.
 
-    Call `Watch.step` after each optimiser step. Attention is measured in the forward passes since the step before (all
-    micro-batches of them, means over real queries), weights after the step.
+    Call `Watch.step` after each optimiser step. Attention is measured in the forward passes since
+    the step before (all micro-batches of them, means over real queries), weights after the step.
 
     Arguments:
         model: any module; also compiled, `DistributedDataParallel` or `fully_shard`.
-        run: the run folder to write; without one, rows are kept for `Watch.frame` only. If a watch wrote a run there
-            already, this one goes to ``run``-2, …, with a warning: nothing is lost. `Watch.path` is where it went.
-        every: measure the first step and every n-th, 100 by default; "log" for four measurements per doubling; or
-            step -> bool.
-        gauges: names of gauges (see `joma.gauges`), "entropy,stable_rank" by default, with commas or in a list; or
-            gauge -> its own schedule, {"entropy": 10, "stable_rank": 500}, where None is that of ``every``.
-        probe: a batch (mapping, sequence of arguments or one tensor) to measure on instead of the training batches:
-            one more pass per measurement, in eval mode, comparable over time.
-        padding: which tokens are real, if the mask that attention applies does not show it: the name of the model's
-            argument that is 1 at real tokens and 0 at padding, a mask (B, T), or a function of (args, kwargs) of the
-            model that gives it; or one per side or module, {"source": …, "target": …}. One that fits no attention is
-            an error of the first measured `Watch.step`.
-        heads: how many heads a module has, or the order of its leading axes, "batch heads" or "heads batch"; for all
-            modules, or one per module. Found by itself; a layer whose heads cannot be told apart is reported as one.
-        mlp: the lower MLP matrices: names of modules or parameters, or a regular expression. Found by structure.
-        optimizer: the one that trains the model, or several in a list: learning rates and the clock τ = Σ lr are
-            recorded from the steps that they make. Without it, `Watch.step` can be told the rate. Gauges of gradients
-            and updates need it; with a gauge of charges, it has every gradient that is about to be used checked
-            against the exact laws of the model (see `joma.charges`), in measured steps.
-        queries: measure fused attention on a random sample of so many queries per pass: unbiased, at a fraction of the
-            cost; the standard error of each gauge is recorded as ``entropy_error``, ….
-        processes: under torch.distributed, "own" measures the passes of this process and waits for no other; "all" sums
-            over all processes, each of which must have such a watch (the values are those of one process on all the
-            data, and one process writes). Another process than the first writes its own values to ``run``-rank1, ….
-        on_alert: is called with each `Alert` (step, kind, layer, heads, value, threshold, what_to_do) when it begins.
-            One that raises does not stop the training. Or "stop": `Watch.should_stop` becomes True at the first
-            critical alert, for your loop to end.
-        live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal. While a progress
-            bar is shown (tqdm, Rich, Keras), the line is not.
-        patterns: record who attends to whom in the probe's first sequence (64 tokens at most) at the start, at the
-            sparsest, and of late, for `joma report`; by itself if there is a probe.
+        run: the run folder to write; without one, rows are kept for `Watch.frame` only. If a watch
+            wrote a run there already, this one goes to ``run``-2, …, with a warning: nothing is
+            lost. `Watch.path` is where it went.
+        every: measure the first step and every n-th, 100 by default; "log" for four measurements
+            per doubling; or step -> bool.
+        gauges: names of gauges (see `joma.gauges`), "entropy,stable_rank" by default, with commas
+            or in a list; or gauge -> its own schedule, {"entropy": 10, "stable_rank": 500}, where
+            None is that of ``every``.
+        probe: a batch (mapping, sequence of arguments or one tensor) to measure on instead of the
+            training batches: one more pass per measurement, in eval mode, comparable over time.
+        padding: which tokens are real, if the mask that attention applies does not show it: the
+            name of the model's argument that is 1 at real tokens and 0 at padding, a mask (B, T),
+            or a function of (args, kwargs) of the model that gives it; or one per side or module,
+            {"source": …, "target": …}. One that fits no attention is an error of the first measured
+            `Watch.step`.
+        heads: how many heads a module has, or the order of its leading axes, "batch heads" or
+            "heads batch"; for all modules, or one per module. Found by itself; a layer whose heads
+            cannot be told apart is reported as one.
+        mlp: the lower MLP matrices: names of modules or parameters, or a regular expression. Found
+            by structure.
+        optimizer: the one that trains the model, or several in a list: learning rates and the clock
+            τ = Σ lr are recorded from the steps that they make. Without it, `Watch.step` can be
+            told the rate. Gauges of gradients and updates need it; with a gauge of charges, it has
+            every gradient that is about to be used checked against the exact laws of the model (see
+            `joma.charges`), in measured steps.
+        queries: measure fused attention on a random sample of so many queries per pass: unbiased,
+            at a fraction of the cost; the standard error of each gauge is recorded as
+            ``entropy_error``, ….
+        processes: under torch.distributed, "own" measures the passes of this process and waits for
+            no other; "all" sums over all processes, each of which must have such a watch (the
+            values are those of one process on all the data, and one process writes). Another
+            process than the first writes its own values to ``run``-rank1, ….
+        on_alert: is called with each `Alert` (step, kind, layer, heads, value, threshold,
+            what_to_do) when it begins. One that raises does not stop the training. Or "stop":
+            `Watch.should_stop` becomes True at the first critical alert, for your loop to end.
+        live: a line in the terminal with loss, entropy and phases; by itself if there is a
+            terminal. While a progress bar is shown (tqdm, Rich, Keras), the line is not.
+        patterns: record who attends to whom in the probe's first sequence (64 tokens at most) at
+            the start, at the sparsest, and of late, for `joma report`; by itself if there is a
+            probe.
         words: of that sequence, one per token, for the axes of the picture.
         overwrite: replace the run in the folder.
-        resume: True goes on with the run in the folder, of the same settings. "auto", for training that a scheduler
-            may restart, does so if that run was killed, interrupted or failed, and starts a new one if it is done, has
-            other settings, or is not there. It looks at the newest of ``run``, ``run``-2, …
+        resume: True goes on with the run in the folder, of the same settings. "auto", for training
+            that a scheduler may restart, does so if that run was killed, interrupted or failed, and
+            starts a new one if it is done, has other settings, or is not there. It looks at the
+            newest of ``run``, ``run``-2, …
 
     Returns:
         The watch: a context manager, or call its `close` at the end.
@@ -147,7 +157,7 @@ class Watch:
         layers: names of the attention layers, by number, after the first measurement.
         problems: what could not be measured so far, and why, in sentences; each was a warning once.
         matrices: part -> names of the matrices that weight gauges are measured on.
-        rates: the learning rates of the last step, one per parameter group; empty if they are not known.
+        rates: the learning rates of the last step, one per parameter group; empty if not known.
         tau: the sums of the learning rates over all steps so far, likewise.
     """
 
@@ -179,7 +189,7 @@ class Watch:
 
     @property
     def phases(self) -> Phases:
-        """One `Phase` per layer, after the first measurement; ``print(w.phases)`` says them in words."""
+        """One `Phase` per layer, after the first measurement; ``print(w.phases)`` shows them."""
         return self._loop.supervisor.phases
 
     @property
@@ -214,27 +224,31 @@ class Watch:
 
     @property
     def rates(self) -> list[float]:
-        """The learning rates of the last step, one per parameter group; empty if they are not known."""
+        """The learning rates of the last step, one per parameter group; empty if not known."""
         return list(self._loop.clock.rates)
 
     @property
     def tau(self) -> list[float]:
-        """The sums of the learning rates over all steps so far, one per parameter group; empty if not known."""
+        """The sums of the learning rates so far, one per parameter group; empty if not known."""
         return list(self._loop.clock.tau)
 
     @property
     def applies(self) -> str:
-        """How far JoMA's premises hold for this model so far, in a sentence; "" without block gauges."""
+        """How far JoMA's premises hold so far, in a sentence; "" without block gauges."""
         return self._loop.describe_premises()
 
     def frame(self) -> pd.DataFrame:
-        """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
+        """Return the table of the run, as `Run.frame` does.
+
+        Its columns are step, layer, head, gauge, value, and the module or matrix of the layer.
+        """
         return self._loop.read_run().frame()
 
     def explain(self) -> Explanation:
-        """Return what was seen so far: one row per attention and per MLP, with the evidence for each fact.
+        """Return what was seen so far: one row per attention and per MLP, with the evidence.
 
-        Facts are those of the last pass in which an attention was examined: its first one, and one of new shapes.
+        Facts are those of the last pass in which an attention was examined: its first one, and one
+        of new shapes.
         """
         return self._loop.explanation.build()
 
@@ -248,19 +262,21 @@ class Watch:
         lr: float | Tensor | None = None,
         **numbers: Any,
     ) -> dict[str, float]:
-        """Tell that an optimiser step was made; measures if this step is due.
+        """Report that an optimiser step was made; measure if this step is due.
 
         Arguments:
-            loss: of this step, a number or a tensor; a model's own ``output.loss`` is taken if none is given.
-            step: its number, if the caller counts; else one more than the last. Numbers must increase: a step that
-                does not is not recorded, with a warning.
-            lr: the learning rate of this step, told with every step; not needed if the optimiser is watched.
+            loss: of this step, a number or a tensor; a model's own ``output.loss`` is taken if none
+                is given.
+            step: its number, if the caller counts; else one more than the last. Numbers must
+                increase: a step that does not is not recorded, with a warning.
+            lr: the learning rate of this step, given with every step; not needed if the optimiser
+                is watched.
             numbers: more to record.
 
         Returns:
-            {} between measurements, else one number per gauge and layer, {"joma/entropy/layer_03": …}: the mean over
-            heads, or the largest where the gauge is a maximum; and the clock, {"joma/tau": …}, if it is known. For
-            any logger.
+            {} between measurements, else one number per gauge and layer,
+            {"joma/entropy/layer_03": …}: the mean over heads, or the largest where the gauge is a
+            maximum; and the clock, {"joma/tau": …}, if it is known. For any logger.
         """
         if self._closed:
             raise RuntimeError("this watch is closed")
