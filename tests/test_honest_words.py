@@ -65,7 +65,7 @@ def test_the_readme_tells_when_attention_comes_back_and_its_scope():
         "Under the paper's fixed gradients only nonlinear nodes can have them, and only from a large bias"
         in said
     )
-    assert "nonlinear nodes end on a committee of tokens, linear ones on a single token" in said
+    assert "nonlinear nodes end on a committee of tokens, linear ones on one" in said
 
 
 def test_that_attention_can_be_thrown_away_is_said_with_its_scope_in_the_same_sentence():

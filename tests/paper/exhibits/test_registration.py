@@ -11,7 +11,7 @@ import pytest
 
 import joma
 from joma.paper.exhibits import ORDER, PRESETS, Experiment, Judgement, get, make_exhibit
-from joma.paper.exhibits.base import DEFAULT
+from joma.paper.exhibits.base import DEFAULT, FRESH_SEED
 from joma.paper.exhibits.index import remove
 from joma.paper.exhibits.making import plan
 from joma.paper.records import load
@@ -55,12 +55,12 @@ def test_a_registered_exhibit_is_listed_and_made(answer, tmp_path):
 
 def test_what_other_code_has_made_does_not_count_as_done(answer, tmp_path):
     path = make_exhibit(answer, out=tmp_path).path
-    assert plan(answer, "default", tmp_path, 0).stored() is not None
+    assert plan(answer, "default", tmp_path, FRESH_SEED).stored() is not None
     assert not make_exhibit(answer, out=tmp_path).fresh
     info = json.loads((path / "run.json").read_text())
     info["config"]["fingerprint"] = "of another version"
     (path / "run.json").write_text(json.dumps(info))
-    assert plan(answer, "default", tmp_path, 0).stored() is None
+    assert plan(answer, "default", tmp_path, FRESH_SEED).stored() is None
     assert make_exhibit(answer, out=tmp_path).fresh
 
 

@@ -176,7 +176,7 @@ def test_what_is_measured_on_the_way(depth, layers, objective):
 def test_the_command_writes_a_run(tmp_path):
     words = [f"--{name}={value}" for name, value in TINY.items()]
     done = CliRunner().invoke(
-        app, ["train", "hierarchy", "--rho", "0.8", *words, "--out", str(tmp_path / "run")]
+        app, ["hierarchy", "--rho", "0.8", *words, "--out", str(tmp_path / "run")]
     )
     assert done.exit_code == 0, done.output
     assert "attention_siblings" in done.output

@@ -60,5 +60,6 @@ def test_the_page_of_a_run_shows_its_patterns_and_words_are_text(tmp_path):
     write_patterns(path, some(words=[HOSTILE, "a", "b", "c", "d"]))
     text = report([path], tmp_path / "page.html").read_text()
     assert "Who attends to whom" in text
-    assert text.count('class="chart"') == 2
+    # curves, heads over steps, patterns
+    assert text.count('class="chart"') == 3
     assert HOSTILE not in text
