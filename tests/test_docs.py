@@ -550,7 +550,10 @@ def test_the_minimal_example_is_short_and_goes_through_the_real_registration(tmp
     monkeypatch.chdir(tmp_path)
     try:
         execute(commands, {})
-        assert "Sum of the singular values" in CliRunner().invoke(app, ["gauges"]).output
+        assert (
+            "Sum of the singular values"
+            in CliRunner().invoke(app, ["gauges", "nuclear_norm"]).output
+        )
         assert (tmp_path / "runs/mine/times/figure.svg").exists()
         assert "Time × scale of the gradients" in (tmp_path / "runs/mine/report.html").read_text()
     finally:
