@@ -94,14 +94,14 @@ def e6(variant: Variant) -> Iterator[float]:
         if variant == "printed":
             yield largest(joint_v - solve_bounce(mu, times).v) / largest(mu)
             continue
-        v = _attended_path(mu, times, variant)
-        if v is None:
+        path = _attended_path(mu, times, variant)
+        if path is None:
             yield np.inf
             continue
         if variant == "corrected" and not variant.mutant:
             # The critical point, in closed form.
-            v[-1] = [np.sign(m) * np.sqrt(lambertw(float(m) ** 2).real) for m in mu]
-        yield largest(joint_v - v) / largest(mu)
+            path[-1] = [np.sign(m) * np.sqrt(lambertw(float(m) ** 2).real) for m in mu]
+        yield largest(joint_v - path) / largest(mu)
 
 
 def _attended_path(mu: Array, times: Array, variant: Variant) -> Array | None:

@@ -208,7 +208,7 @@ def _rows_of_one_model(frame: pd.DataFrame, name: str) -> list[p.Chart]:
     cosine = (np.arange(BINS) + 0.5) / BINS
     density = (1 - cosine**2) ** ((dimension - 3) / 2)
     expected = pd.DataFrame({"cosine": cosine, "value": density / density.mean()})
-    rows = []
+    rows: list[p.Chart] = []
     is_single = len(set(frame.step)) == 1  # checkpoint: over the layers
     ticks = {"kind": "O", "ticks": list(range(0, layers, max(1, layers // 6)))}
     last_step = f"Step {frame.step.max():,}"

@@ -105,7 +105,8 @@ def rate_numbers(frame: pd.DataFrame) -> dict[str, Any]:
     layers = {}
     for s in LAYERS:
         entries = [entry for entry in columns if entry["s"] == s]
-        by_name = gains(wide.xs(s, level="s"))
+        of_layer = wide[wide.index.get_level_values("s") == s]
+        by_name = gains(of_layer.droplevel("s"))
         intervals = {name: bounds(mean_interval(gain)) for name, gain in by_name.items()}
         layers[f"s = {s}"] = {
             **{state: float(means[state][s]) for state in ("trained", *BASELINE_STATES)},
